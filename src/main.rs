@@ -1,0 +1,3 @@
+//! The `mainstay` executable.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Programs: compile options, executables, the planning of programs that span slices.

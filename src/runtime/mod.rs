@@ -1,0 +1,1 @@
+//! The client side: slices and their workers, buffers, events, launches.

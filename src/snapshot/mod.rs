@@ -1,0 +1,1 @@
+//! Snapshots of device memory in the arena.

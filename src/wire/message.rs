@@ -1,0 +1,545 @@
+//! What client and worker say to each other: commands one way, reports the other. Layout only, no moving.
+//!
+//! Commands are executed in order, except that one whose inputs are still pending (a buffer that was
+//! [declared](Command::Declare) and has no value yet) waits aside while later, independent ones go on.
+//! The client gives every id and never waits for a report before it dispatches.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::abi::Status;
+
+/// A buffer, unique within a client, never reused.
+pub type BufferId = u64;
+/// A loaded program, unique within a client, never reused.
+pub type ExecutableId = u64;
+/// One execution of a program, unique within a client.
+pub type LaunchId = u64;
+/// A question that wants one [`Report::Reply`].
+pub type RequestId = u64;
+/// A block of the arena that a worker may keep using until it says [`Report::Returned`].
+pub type LoanId = u64;
+
+/// Dimensions, major first.
+pub type Dims = SmallVec<[i64; 6]>;
+/// A list of ids that seldom exceeds the inline room.
+pub type Ids = SmallVec<[u64; 8]>;
+
+/// A stretch of the arena, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// A create option or an attribute: a name and a value of one of PJRT's kinds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NamedValue {
+    /// The name.
+    pub name: String,
+    /// The value.
+    pub value: Value,
+}
+
+/// The value of a [`NamedValue`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "one variant per kind of the interface")]
+pub enum Value {
+    String(String),
+    Int64(i64),
+    Int64List(Vec<i64>),
+    Float(f32),
+    Bool(bool),
+}
+
+/// A tiled device layout (`PJRT_Buffer_MemoryLayout_Tiled`), or strides in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Layout {
+    /// Minor-to-major order and tiles.
+    Tiled {
+        /// Dimension numbers, fastest varying first.
+        minor_to_major: SmallVec<[i64; 6]>,
+        /// All tiles' dimensions, one tile after the other.
+        tile_dims: SmallVec<[i64; 4]>,
+        /// How many of `tile_dims` belong to each tile.
+        tile_dim_sizes: SmallVec<[u64; 4]>,
+    },
+    /// Bytes from one element to the next, by dimension.
+    Strides(SmallVec<[i64; 6]>),
+}
+
+/// What a new buffer on the worker is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BufferSpec {
+    /// `PJRT_Buffer_Type`.
+    pub element_type: u32,
+    /// Dimensions, major first.
+    pub dims: Dims,
+    /// Index into [`ClientDescription::memories`] of the slice.
+    pub memory: u32,
+    /// The device layout asked for; the plugin's default where absent.
+    pub layout: Option<Layout>,
+}
+
+/// Bytes that a command brings along.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Payload {
+    /// In the message itself: small data.
+    Inline(#[serde(with = "serde_bytes_vec")] Vec<u8>),
+    /// In the arena. The worker reads it and says [`Report::Returned`] once it no longer will; where
+    /// `mutable` it may use the memory as the buffer's own for as long as the buffer lives (zero-copy).
+    Arena {
+        /// Where the bytes are.
+        extent: Extent,
+        /// Named in the report that gives the extent back.
+        loan: LoanId,
+        /// Whether the worker may write to it and keep it as the buffer's memory.
+        mutable: bool,
+    },
+}
+
+/// Client to worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// The first command: load the plugin and, unless told otherwise, create the client.
+    Start(Start),
+    /// `buffers` exist from now on and get their values later ([`Command::Upload`] or [`Command::Fail`]).
+    Declare {
+        /// The new buffers.
+        buffers: Ids,
+    },
+    /// Create a buffer (or give a declared one its value) from dense, major-to-minor host data.
+    Upload {
+        /// The new or declared buffer.
+        buffer: BufferId,
+        /// What it is.
+        spec: BufferSpec,
+        /// Its bytes.
+        data: Payload,
+    },
+    /// Give a buffer an error for its value: poison.
+    Fail {
+        /// The new or declared buffer.
+        buffer: BufferId,
+        /// The first cause.
+        status: Status,
+    },
+    /// Create a buffer of unspecified contents.
+    Uninitialized {
+        /// The new buffer.
+        buffer: BufferId,
+        /// What it is.
+        spec: BufferSpec,
+    },
+    /// Make a declared buffer equal to another one that exists now or later (an alias fulfilled).
+    Alias {
+        /// The declared buffer.
+        buffer: BufferId,
+        /// The buffer that gives the value.
+        source: BufferId,
+    },
+    /// Copy within the slice.
+    Copy {
+        /// The source.
+        source: BufferId,
+        /// The new buffer.
+        buffer: BufferId,
+        /// Destination, as in [`BufferSpec::memory`].
+        memory: u32,
+    },
+    /// See the same bytes as another type and shape; consumes nothing.
+    Bitcast {
+        /// The source.
+        source: BufferId,
+        /// The new buffer.
+        buffer: BufferId,
+        /// Its type, shape and layout; `memory` is ignored.
+        spec: BufferSpec,
+    },
+    /// Write a buffer's elements to the arena, dense in the order of `minor_to_major` (empty: major-to-minor).
+    Download {
+        /// Answered with [`Reply::Done`].
+        request: RequestId,
+        /// The buffer.
+        buffer: BufferId,
+        /// The host layout wanted: dimension numbers, fastest varying first; empty for the default.
+        minor_to_major: SmallVec<[i64; 6]>,
+        /// Where to.
+        to: Extent,
+    },
+    /// Write a buffer's raw device bytes to the arena.
+    ReadRaw {
+        /// Answered with [`Reply::Done`].
+        request: RequestId,
+        /// The buffer.
+        buffer: BufferId,
+        /// First byte of the buffer.
+        offset: u64,
+        /// Where to; its length is how much is read.
+        to: Extent,
+    },
+    /// Forget buffers; their memory goes once nothing in flight uses it.
+    Destroy {
+        /// The buffers.
+        buffers: Ids,
+    },
+    /// Load a serialized program.
+    Load {
+        /// Its id from now on.
+        executable: ExecutableId,
+        /// What the compiler serialized.
+        serialized: Arc<[u8]>,
+        /// Compile options (`CompileOptionsProto`) to load with, local to the slice; may be empty.
+        options: Arc<[u8]>,
+    },
+    /// Forget a program.
+    Unload {
+        /// The program.
+        executable: ExecutableId,
+    },
+    /// Run a program.
+    Execute(Execute),
+    /// Compile a program (compiler process, or a worker where the plugin can't have one).
+    Compile {
+        /// Answered with [`Reply::Compiled`].
+        request: RequestId,
+        /// The work.
+        job: CompileJob,
+    },
+    /// Ask something.
+    Ask {
+        /// Answered with the reply that belongs to the query.
+        request: RequestId,
+        /// The question.
+        query: Query,
+    },
+    /// The arena's bytes up to `len` are committed now; touch them ahead of use.
+    Populate {
+        /// The newly committed stretch.
+        extent: Extent,
+    },
+    /// Finish what is running, destroy the inner client and leave with exit code 0.
+    Shutdown,
+}
+
+/// How a worker starts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// Path of the inner plugin.
+    pub plugin: PathBuf,
+    /// Create options for the inner client.
+    pub options: Vec<NamedValue>,
+    /// Whether to create a client now (workers), or only to load the plugin (compiler).
+    pub create_client: bool,
+}
+
+/// One launch of a program over the slice's devices that it is loaded for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Execute {
+    /// Unique, named in [`Report::Executed`].
+    pub launch: LaunchId,
+    /// The program.
+    pub executable: ExecutableId,
+    /// `launch_id` of the execute options as the framework gave it.
+    pub launch_id: i32,
+    /// How many devices run.
+    pub num_devices: u32,
+    /// Where only one device is asked for (`execute_device`): its index among the slice's devices.
+    pub execute_device: Option<u32>,
+    /// Arguments, all of device 0, then all of device 1, …
+    pub arguments: Ids,
+    /// Output buffers of each device are numbered from here: `first_output + device * num_outputs + output`.
+    pub first_output: BufferId,
+    /// Outputs per device.
+    pub num_outputs: u32,
+    /// Indices of arguments that must not be donated.
+    pub non_donatable: SmallVec<[i64; 4]>,
+}
+
+/// A program to compile.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CompileJob {
+    /// `mlir`, `hlo`, `hlo_with_config`, ….
+    pub format: String,
+    /// The program's bytes.
+    pub code: Arc<[u8]>,
+    /// `CompileOptionsProto` bytes, device assignment local to a slice.
+    pub options: Arc<[u8]>,
+    /// Create options of the inner client to compile with (made once per distinct list and kept).
+    pub client_options: Vec<NamedValue>,
+}
+
+/// Questions that want an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Query {
+    /// [`Reply::Attributes`]: the plugin's own attributes.
+    PluginAttributes,
+    /// [`Reply::Attributes`]: `PJRT_Device_MemoryStats` of a device, by index.
+    MemoryStats {
+        /// The device's index.
+        device: u32,
+    },
+    /// [`Reply::Done`]: `PJRT_Device_ClearMemoryStats`.
+    ClearMemoryStats {
+        /// The device's index.
+        device: u32,
+    },
+    /// [`Reply::Number`]: `PJRT_Buffer_OnDeviceSizeInBytes`.
+    OnDeviceSize {
+        /// The buffer.
+        buffer: BufferId,
+    },
+    /// [`Reply::DefaultLayout`] of a type and shape.
+    DefaultLayout {
+        /// `PJRT_Buffer_Type`.
+        element_type: u32,
+        /// Dimensions.
+        dims: Dims,
+        /// Create options of the client to ask (compiler process); ignored by workers.
+        client_options: Vec<NamedValue>,
+    },
+    /// [`Reply::Assignment`]: the default device assignment of the inner client.
+    DefaultDeviceAssignment {
+        /// Replicas.
+        replicas: u32,
+        /// Partitions.
+        partitions: u32,
+    },
+    /// [`Reply::Compiled`] for a serialized program: what is known of it, without a new compilation.
+    Inspect {
+        /// What the compiler serialized.
+        serialized: Arc<[u8]>,
+        /// Compile options to load with; may be empty.
+        options: Arc<[u8]>,
+        /// As in [`CompileJob`].
+        client_options: Vec<NamedValue>,
+    },
+    /// [`Reply::Topology`] by name (`PJRT_TopologyDescription_Create`).
+    TopologyByName {
+        /// The topology's name.
+        name: String,
+        /// Its create options.
+        options: Vec<NamedValue>,
+    },
+    /// [`Reply::Topology`] of a client with these create options.
+    TopologyOfClient {
+        /// As in [`CompileJob`].
+        client_options: Vec<NamedValue>,
+    },
+    /// [`Reply::Topology`] of serialized bytes.
+    TopologyDeserialize {
+        /// What `PJRT_TopologyDescription_Serialize` gave.
+        serialized: Vec<u8>,
+    },
+    /// [`Reply::Compiled`]: `PJRT_Compile`, ahead of time for a topology.
+    CompileForTopology {
+        /// The topology, serialized.
+        topology: Vec<u8>,
+        /// The program; its `client_options` are not used.
+        job: CompileJob,
+    },
+    /// [`Reply::Done`] once everything sent before is done or under way: a round trip.
+    Ping,
+}
+
+/// Worker to client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// The answer to [`Command::Start`]. The description is absent where no client was to be created.
+    Started(Result<Option<Box<ClientDescription>>, Status>),
+    /// An uploaded, copied or otherwise created buffer has its value, or an error.
+    Ready {
+        /// The buffer.
+        buffer: BufferId,
+        /// Its fate.
+        result: Result<(), Status>,
+    },
+    /// One device's part of a launch is over: all its outputs are ready, or poisoned.
+    Executed {
+        /// The launch.
+        launch: LaunchId,
+        /// Position in the launch, 0 … `num_devices`.
+        device: u32,
+        /// Its fate.
+        result: Result<(), Status>,
+    },
+    /// The worker no longer uses an extent of the arena.
+    Returned {
+        /// Which.
+        loan: LoanId,
+    },
+    /// A program is loaded, or why it is not.
+    Loaded {
+        /// The program.
+        executable: ExecutableId,
+        /// Its fate.
+        result: Result<(), Status>,
+    },
+    /// The answer to a request.
+    Reply {
+        /// Which.
+        request: RequestId,
+        /// The answer.
+        result: Result<Reply, Status>,
+    },
+}
+
+/// Answers to requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// It is done.
+    Done,
+    /// A number.
+    Number(u64),
+    /// Names and values.
+    Attributes(Vec<NamedValue>),
+    /// A layout: the interface's structure and the plugin's serialized text of it.
+    DefaultLayout(Layout, String),
+    /// Device ids, `replicas` rows of `partitions`.
+    Assignment(Vec<i32>),
+    /// What a compilation gave.
+    Compiled(Box<Compiled>),
+    /// A topology.
+    Topology(Box<TopologyInfo>),
+}
+
+/// What the inner client of a slice is. Devices and memories are named by their index from here on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClientDescription {
+    /// `PJRT_Api` version of the plugin.
+    pub api_version: (i32, i32),
+    /// Types of the extensions that the plugin offers.
+    pub extensions: Vec<u32>,
+    /// Platform name.
+    pub platform_name: String,
+    /// Platform version.
+    pub platform_version: String,
+    /// Process index.
+    pub process_index: i32,
+    /// Addressable devices in the plugin's order.
+    pub devices: Vec<DeviceInfo>,
+    /// Addressable memories in the plugin's order.
+    pub memories: Vec<MemoryInfo>,
+}
+
+/// A device as the inner plugin describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are the interface's own")]
+pub struct DeviceInfo {
+    pub id: i32,
+    pub process_index: i32,
+    pub local_hardware_id: i32,
+    pub kind: String,
+    pub debug_string: String,
+    pub to_string: String,
+    /// Of the device description and, where the plugin has that call, of the device.
+    pub attributes: Vec<NamedValue>,
+    /// Indices into [`ClientDescription::memories`].
+    pub memories: Vec<u32>,
+    /// Index into [`ClientDescription::memories`].
+    pub default_memory: Option<u32>,
+    /// Descriptions of each memory, where the plugin has the MemoryDescriptions extension.
+    pub memory_descriptions: Vec<(i32, String)>,
+}
+
+/// A memory as the inner plugin describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are the interface's own")]
+pub struct MemoryInfo {
+    pub id: i32,
+    pub kind: String,
+    pub kind_id: i32,
+    pub debug_string: String,
+    pub to_string: String,
+    /// Indices into [`ClientDescription::devices`].
+    pub devices: Vec<u32>,
+}
+
+/// A topology as the inner plugin describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are the interface's own")]
+pub struct TopologyInfo {
+    pub platform_name: String,
+    pub platform_version: String,
+    pub attributes: Vec<NamedValue>,
+    pub devices: Vec<DeviceInfo>,
+    pub serialized: Result<Vec<u8>, Status>,
+    pub fingerprint: Result<u64, Status>,
+}
+
+/// A compiled program: its serialized form and all that a framework asks of it.
+///
+/// Where the plugin answered a question with an error, the error is kept and given to whoever asks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Compiled {
+    /// `PJRT_Executable_Serialize`.
+    pub serialized: Result<Arc<[u8]>, Status>,
+    /// What is known of it.
+    pub info: ExecutableInfo,
+}
+
+/// What is known of a compiled program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "fields are the interface's own")]
+pub struct ExecutableInfo {
+    pub name: String,
+    pub num_replicas: u32,
+    pub num_partitions: u32,
+    pub num_outputs: u32,
+    pub output_types: Vec<u32>,
+    pub output_dims: Vec<Dims>,
+    /// `PJRT_Executable_OutputMemoryKinds`.
+    pub output_memory_kinds: Result<Vec<String>, Status>,
+    pub parameter_memory_kinds: Result<Vec<String>, Status>,
+    /// Serialized text of each layout (Layouts extension).
+    pub output_layouts: Result<Vec<String>, Status>,
+    pub parameter_layouts: Result<Vec<String>, Status>,
+    /// Serialized `OpSharding`s (Shardings extension); `None` where the program has none.
+    pub output_shardings: Result<Option<Vec<Vec<u8>>>, Status>,
+    pub parameter_shardings: Result<Option<Vec<Vec<u8>>>, Status>,
+    pub generated_code_size: Result<i64, Status>,
+    pub fingerprint: Result<Vec<u8>, Status>,
+    pub cost_analysis: Result<Vec<NamedValue>, Status>,
+    /// In the order of the fields of `PJRT_Executable_GetCompiledMemoryStats_Args`.
+    pub memory_stats: Result<Vec<i64>, Status>,
+    /// Format and bytes of `PJRT_Executable_OptimizedProgram`.
+    pub optimized_program: Result<(String, Vec<u8>), Status>,
+    /// `PJRT_Executable_GetCompileOptions`.
+    pub compile_options: Result<Vec<u8>, Status>,
+    /// Serialized `DeviceAssignmentProto`, where the plugin gives it.
+    pub device_assignment: Result<Vec<u8>, Status>,
+    /// Number of parameters and the types and shapes of each, from the optimized program; empty if unknown.
+    pub parameters: Vec<(u32, Dims)>,
+    /// Parameters that an execution donates, from the program's input-output aliases and donors.
+    pub donated: Vec<u32>,
+}
+
+/// Byte vectors as one length and the bytes, not element by element.
+mod serde_bytes_vec {
+    use serde::{Deserializer, Serializer, de};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(bytes)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        struct Bytes;
+        impl de::Visitor<'_> for Bytes {
+            type Value = Vec<u8>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+                Ok(bytes.to_vec())
+            }
+        }
+        from.deserialize_byte_buf(Bytes)
+    }
+}

@@ -1,0 +1,3 @@
+//! Moving messages and bulk data between client and worker.
+
+pub mod message;

@@ -1,0 +1,1 @@
+//! The worker process: drives the inner plugin.

@@ -196,6 +196,8 @@ pub enum Command {
         serialized: Arc<[u8]>,
         /// Compile options (`CompileOptionsProto`) to load with, local to the slice; may be empty.
         options: Arc<[u8]>,
+        /// [`ExecutableInfo::donated`]: parameters whose arguments an execution uses up.
+        donated: Arc<[u32]>,
     },
     /// Forget a program.
     Unload {
@@ -239,6 +241,9 @@ pub struct Start {
 }
 
 /// One launch of a program over the slice's devices that it is loaded for.
+///
+/// Arguments that the program donates are gone for every later command, whatever becomes of the launch;
+/// to destroy them is allowed and does nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Execute {
     /// Unique, named in [`Report::Executed`].
@@ -352,7 +357,8 @@ pub enum Query {
 pub enum Report {
     /// The answer to [`Command::Start`]. The description is absent where no client was to be created.
     Started(Result<Option<Box<ClientDescription>>, Status>),
-    /// An uploaded, copied or otherwise created buffer has its value, or an error.
+    /// A buffer has its value, or an error: once for every command that gives one a value ([`Command::Fail`] too),
+    /// except that [`Report::Executed`] speaks for a launch's outputs.
     Ready {
         /// The buffer.
         buffer: BufferId,

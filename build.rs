@@ -1,9 +1,27 @@
-//! Build steps: Rust types for XLA's messages.
+//! Build steps: Rust bindings of our own C headers, so that layouts are declared once, in `include/`; Rust types for
+//! XLA's messages.
 
+use std::env;
+use std::error::Error;
+use std::fmt::Write as _;
+use std::fs;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 
-fn main() {
+/// The C headers, in the order in which they depend on each other.
+const HEADERS: [&str; 3] = ["pjrt_c_api.h", "pjrt_extensions.h", "xla_ffi_c_api.h"];
+
+fn main() -> ExitCode {
+    println!("cargo::rerun-if-changed=build.rs");
     protos();
+    match bindings() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Generates `OUT_DIR/proto/` from `src/program/proto/*.proto`; see `src/program/proto/mod.rs`.
@@ -20,4 +38,61 @@ fn protos() {
         .inputs(&inputs)
         .cargo_out_dir("proto")
         .run_from_script();
+}
+
+/// Writes `OUT_DIR/abi_bindings.rs` (the C declarations) and `OUT_DIR/abi_struct_sizes.rs` (the `struct_size` of each
+/// struct); see `src/abi/mod.rs`.
+fn bindings() -> Result<(), Box<dyn Error>> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let mut umbrella = String::new();
+    let mut sizes = String::new();
+    for header in HEADERS {
+        let path = Path::new("include").join(header);
+        println!("cargo::rerun-if-changed={}", path.display());
+        writeln!(umbrella, "#include \"{header}\"")?;
+        struct_sizes(&fs::read_to_string(&path)?, &mut sizes)?;
+    }
+    fs::write(out.join("abi_struct_sizes.rs"), sizes)?;
+
+    let builder = bindgen::Builder::default()
+        .header_contents("mainstay_abi.h", &umbrella)
+        .clang_arg("-Iinclude")
+        .clang_args(compiler_headers())
+        .allowlist_item("(PJRT|XLA_FFI)_.*")
+        .blocklist_function(".*")
+        .default_enum_style(bindgen::EnumVariation::Consts)
+        .prepend_enum_name(false)
+        .layout_tests(false);
+    // bindgen panics when it cannot load libclang, which does not say what to do.
+    let bindings = std::panic::catch_unwind(AssertUnwindSafe(|| builder.generate())).map_err(|_| {
+        "the C headers could not be read, because libclang is missing or too old: run `make setup`, which fetches it, \
+         or set LIBCLANG_PATH to the folder of libclang.so"
+    })??;
+    bindings.write_to_file(out.join("abi_bindings.rs"))?;
+    Ok(())
+}
+
+/// A libclang that comes without clang's own headers (as the Python package does) borrows `stddef.h` and its like from
+/// the C compiler.
+fn compiler_headers() -> Vec<String> {
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".into());
+    let Ok(output) = Command::new(compiler).arg("-print-file-name=include").output() else {
+        return Vec::new();
+    };
+    match String::from_utf8_lossy(&output.stdout).trim() {
+        "" => Vec::new(),
+        folder => vec!["-idirafter".into(), folder.into()],
+    }
+}
+
+/// Appends one `sized!` line for every struct whose size the header gives with `PJRT_STRUCT_ENDS_AT`.
+fn struct_sizes(header: &str, sizes: &mut String) -> std::fmt::Result {
+    let names = header
+        .lines()
+        .filter_map(|line| line.strip_prefix("PJRT_STRUCT_ENDS_AT(")?.split_once(','))
+        .map(|(name, _)| name);
+    for name in names {
+        writeln!(sizes, "sized!({name}, {name}_STRUCT_SIZE);")?;
+    }
+    Ok(())
 }

@@ -1,0 +1,122 @@
+"""What the library says about its clients: slices, their workers and their losses."""
+
+import ctypes
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss of a slice."""
+
+    incarnation: int
+    """The incarnation that was lost."""
+    reason: str
+    """What happened to its worker, in words."""
+    at: float
+    """When it was noticed, in seconds since the Unix epoch."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A group of devices that fails and is replaced as one, as it was when asked."""
+
+    index: int
+    """The `slice_index` of its devices."""
+    state: str
+    """`healthy` where it works; else `starting`, `suspect`, `lost`, `replacing` or `suspended`."""
+    incarnation: int
+    """The count of workers it has had."""
+    pid: int | None
+    """The process of its worker, or None while it has none."""
+    devices: tuple[int, ...]
+    """The ids of its devices."""
+    buffers: int
+    """Live buffers of the client on this slice."""
+    bytes: Mapping[str, int]
+    """Bytes of those buffers, by kind of memory."""
+    losses: tuple[Loss, ...]
+    """What was lost so far, oldest first."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether work given to the slice now runs."""
+        return self.state == "healthy"
+
+
+@dataclass(frozen=True)
+class ClientStatus:
+    """One PJRT client of this process."""
+
+    slices: tuple[Slice, ...]
+    """Its slices, by index."""
+
+
+def slices() -> tuple[Slice, ...]:
+    """The slices of this process's client, by index; empty before JAX has made the client.
+
+    Cheap: no worker is asked. Safe from any thread.
+    """
+    return tuple(one for client in status() for one in client.slices)
+
+
+def status() -> tuple[ClientStatus, ...]:
+    """Every client of this process. JAX makes one; empty before that."""
+    library = _loaded_library()
+    if library is None:
+        return ()
+    text = library.mainstay_status_json()
+    if not text:
+        raise MemoryError("libmainstay.so gave no status: out of memory")
+    try:
+        document = json.loads(ctypes.string_at(text))
+    finally:
+        library.mainstay_string_free(text)
+    return tuple(_client(client) for client in document["clients"])
+
+
+def _client(document: Mapping[str, Any]) -> ClientStatus:
+    return ClientStatus(slices=tuple(_slice(one) for one in document["slices"]))
+
+
+def _slice(document: Mapping[str, Any]) -> Slice:
+    return Slice(
+        index=document["index"],
+        state=document["state"],
+        incarnation=document["incarnation"],
+        pid=document["pid"] or None,
+        devices=tuple(document["devices"]),
+        buffers=document["buffers"],
+        bytes=dict(document["bytes"]),
+        losses=tuple(Loss(loss["incarnation"], loss["reason"], loss["at"]) for loss in document["losses"]),
+    )
+
+
+_library: ctypes.CDLL | None = None
+
+
+def _loaded_library() -> ctypes.CDLL | None:
+    """The copy of libmainstay.so that JAX loaded, or None: a second copy would know no clients."""
+    global _library
+    if _library is None and (path := _loaded_path()) is not None:
+        loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        loaded.mainstay_status_json.argtypes = ()
+        loaded.mainstay_status_json.restype = ctypes.c_void_p
+        loaded.mainstay_string_free.argtypes = (ctypes.c_void_p,)
+        loaded.mainstay_string_free.restype = None
+        _library = loaded
+    return _library
+
+
+def _loaded_path() -> Path | None:
+    # The library may have come by any way (PJRT_NAMES_AND_LIBRARY_PATHS, TPU_LIBRARY_PATH, this package), so
+    # the process's own memory map is asked, not the settings.
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if path.endswith("/libmainstay.so"):
+            return Path("/" + path)
+    return None

@@ -1,0 +1,268 @@
+//! The client's end: commands sent from any thread, reports received by one.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::PollFd;
+use rustix::net::Shutdown;
+use smallvec::SmallVec;
+
+use super::spin::Spin;
+use super::{ConnectionError, Link, acknowledge, codec, hung_up, is_ready, notify, poll, readable};
+use crate::wire::message::{Command, Report};
+use crate::wire::ring::{Consumer, Producer, Sent};
+
+/// At most so many reports are taken at once, so that other descriptors get their turn.
+const BATCH: usize = 256;
+/// In an unbroken stream of reports, the other descriptors are looked at once in so many batches.
+const BATCHES_PER_POLL: u32 = 16;
+
+/// Sends commands; shared by all threads of the client. Dropping it does not close the connection: [`Self::close`]
+/// does, or the end of the [`Listener`].
+#[derive(Debug)]
+pub struct ClientEnd {
+    link: Arc<Link>,
+    outgoing: Mutex<Outgoing>,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    producer: Producer,
+    /// Encoded commands that the ring had no room for, oldest first.
+    overflow: VecDeque<Vec<u8>>,
+    /// Bytes of the oldest that are sent already.
+    sent: usize,
+    /// Set once the connection is of no more use.
+    end: Option<ConnectionError>,
+}
+
+impl ClientEnd {
+    pub(super) fn new(link: Arc<Link>) -> Self {
+        let producer = Producer::new(link.commands.clone());
+        let outgoing = Outgoing { producer, overflow: VecDeque::new(), sent: 0, end: None };
+        Self { link, outgoing: Mutex::new(outgoing) }
+    }
+
+    /// Sends a command, after all that were sent before. Never blocks: what the ring has no room for is kept in
+    /// memory, without a limit, and sent by the [`Listener`] as the worker makes room.
+    ///
+    /// # Errors
+    /// Why the connection is of no more use, or that this message can't be sent.
+    pub fn send(&self, command: &Command) -> Result<(), ConnectionError> {
+        let wake = codec::encoded(command, |bytes| {
+            let mut outgoing = self.lock();
+            outgoing.check()?;
+            if let Err(error) = outgoing.send(bytes) {
+                outgoing.end(error.clone());
+                return Err(error);
+            }
+            Ok(outgoing.producer.must_wake_consumer())
+        })?;
+        if wake {
+            notify(&self.link.worker);
+        }
+        Ok(())
+    }
+
+    /// Bytes that wait in memory for room in the ring.
+    pub fn backlog(&self) -> usize {
+        let outgoing = self.lock();
+        outgoing.overflow.iter().map(Vec::len).sum::<usize>() - outgoing.sent
+    }
+
+    /// Ends the connection: the worker sees the client's end close, senders get [`ConnectionError::Closed`], and the
+    /// listener ends once it has read what the worker said before.
+    pub fn close(&self) {
+        self.end(ConnectionError::Closed);
+        // Fails only where the worker has closed its end already.
+        let _ = rustix::net::shutdown(&self.link.socket, Shutdown::Both);
+    }
+
+    /// Makes [`Listener::wait`] return soon, with or without reports.
+    pub fn wake_listener(&self) {
+        notify(&self.link.client);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Outgoing> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends what waits, as far as there is room.
+    fn flush(&self) -> Result<(), ConnectionError> {
+        let mut outgoing = self.lock();
+        if outgoing.end.is_some() || outgoing.overflow.is_empty() {
+            return Ok(());
+        }
+        outgoing.flush()?;
+        let wake = outgoing.producer.must_wake_consumer();
+        drop(outgoing);
+        if wake {
+            notify(&self.link.worker);
+        }
+        Ok(())
+    }
+
+    fn end(&self, error: ConnectionError) {
+        self.lock().end(error);
+    }
+}
+
+impl Outgoing {
+    fn check(&self) -> Result<(), ConnectionError> {
+        self.end.clone().map_or(Ok(()), Err)
+    }
+
+    /// Keeps the first reason and drops what can't be sent any more.
+    fn end(&mut self, error: ConnectionError) {
+        self.end.get_or_insert(error);
+        self.overflow = VecDeque::new();
+        self.sent = 0;
+    }
+
+    fn send(&mut self, bytes: &mut Vec<u8>) -> Result<(), ConnectionError> {
+        if self.overflow.is_empty() {
+            match self.producer.try_send(bytes, 0)? {
+                Sent::Whole => return Ok(()),
+                Sent::UpTo(sent) => self.sent = sent,
+            }
+        }
+        self.overflow.push_back(std::mem::take(bytes));
+        if self.overflow.len() == 1 { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), ConnectionError> {
+        let mut asked = false;
+        while let Some(bytes) = self.overflow.front() {
+            match self.producer.try_send(bytes, self.sent)? {
+                Sent::Whole => {
+                    self.overflow.pop_front();
+                    self.sent = 0;
+                }
+                Sent::UpTo(sent) => {
+                    self.sent = sent;
+                    if asked {
+                        break;
+                    }
+                    self.producer.await_room();
+                    asked = true;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What to wait for besides reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wait<'a> {
+    /// Other descriptors to watch for something to read, or a hang-up: the worker's pidfd, its stderr.
+    pub extra: &'a [BorrowedFd<'a>],
+    /// Return after this time at the latest; `None`: no limit.
+    pub timeout: Option<Duration>,
+    /// Whether a report is due, so that spinning before the sleep may pay off.
+    pub in_flight: bool,
+}
+
+/// What woke a [`Listener`], besides reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Woken {
+    /// For each of [`Wait::extra`], whether it is ready.
+    pub ready: SmallVec<[bool; 4]>,
+}
+
+/// Receives reports, and sends on what [`ClientEnd::send`] had to keep: its one thread must call [`Self::wait`] again
+/// soon after each return. Dropping it closes the connection.
+#[derive(Debug)]
+pub struct Listener {
+    link: Arc<Link>,
+    client: Arc<ClientEnd>,
+    consumer: Consumer,
+    spin: Spin,
+    /// The worker has closed its end.
+    hung_up: bool,
+    batches: u32,
+}
+
+impl Listener {
+    pub(super) fn new(link: Arc<Link>, client: Arc<ClientEnd>, spin: Duration) -> Self {
+        let consumer = Consumer::new(link.reports.clone());
+        Self { link, client, consumer, spin: Spin::new(spin), hung_up: false, batches: 0 }
+    }
+
+    /// Waits for reports and appends them to `reports`, oldest first, a limited number at once.
+    ///
+    /// May return early without any: on a ready descriptor of `wait`, after its timeout, on
+    /// [`ClientEnd::wake_listener`], on a signal.
+    ///
+    /// # Errors
+    /// [`ConnectionError::Closed`] once the worker is gone and all it said was handed out; anything else when the
+    /// worker must be given up. Senders get the same error from then on.
+    pub fn wait(&mut self, wait: Wait<'_>, reports: &mut Vec<Report>) -> Result<Woken, ConnectionError> {
+        let result = self.try_wait(wait, reports);
+        if let Err(error) = &result {
+            self.client.end(error.clone());
+        }
+        result
+    }
+
+    fn try_wait(&mut self, wait: Wait<'_>, reports: &mut Vec<Report>) -> Result<Woken, ConnectionError> {
+        let none = Woken { ready: SmallVec::from_elem(false, wait.extra.len()) };
+        if self.drain(reports)? {
+            self.batches += 1;
+            if !self.batches.is_multiple_of(BATCHES_PER_POLL) {
+                return Ok(none);
+            }
+            return self.poll(wait.extra, Some(Duration::ZERO));
+        }
+        if self.hung_up {
+            return Err(ConnectionError::Closed);
+        }
+        self.client.flush()?;
+        if wait.in_flight && self.spin.until(|| self.consumer.has_data()) && self.drain(reports)? {
+            return Ok(none);
+        }
+        self.consumer.prepare_sleep();
+        let woken = if self.consumer.has_data() { Ok(none) } else { self.poll(wait.extra, wait.timeout) };
+        self.consumer.end_sleep();
+        let woken = woken?;
+        self.client.flush()?;
+        if !self.drain(reports)? && self.hung_up {
+            return Err(ConnectionError::Closed);
+        }
+        Ok(woken)
+    }
+
+    fn poll(&mut self, extra: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<Woken, ConnectionError> {
+        let mut fds: SmallVec<[PollFd<'_>; 6]> = SmallVec::new();
+        fds.push(readable(&self.link.client));
+        fds.push(hung_up(&self.link.socket));
+        fds.extend(extra.iter().map(readable));
+        poll(&mut fds, timeout)?;
+        if is_ready(&fds[0]) {
+            acknowledge(&self.link.client);
+        }
+        self.hung_up |= is_ready(&fds[1]);
+        Ok(Woken { ready: fds[2..].iter().map(is_ready).collect() })
+    }
+
+    /// Takes what reports there are; whether there were any.
+    fn drain(&mut self, reports: &mut Vec<Report>) -> Result<bool, ConnectionError> {
+        let before = reports.len();
+        while reports.len() - before < BATCH {
+            let Some(bytes) = self.consumer.try_recv()? else { break };
+            reports.push(codec::decode(bytes)?);
+        }
+        if self.consumer.must_wake_producer() {
+            notify(&self.link.room);
+        }
+        Ok(reports.len() > before)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.client.close();
+    }
+}

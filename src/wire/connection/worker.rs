@@ -1,0 +1,145 @@
+//! The worker's end: commands received by one thread, reports sent from any.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::PollFd;
+use smallvec::SmallVec;
+
+use super::spin::{self, Spin};
+use super::{ConnectionError, Link, acknowledge, codec, hung_up, is_ready, notify, poll, readable};
+use crate::wire::message::{Command, Report};
+use crate::wire::ring::{Consumer, Producer, Sent};
+
+/// The worker's end of its connection to the client. Made by [`WorkerEnd::from_inherited`].
+///
+/// Locks: `commands` and `reports` are never held together.
+#[derive(Debug)]
+pub struct WorkerEnd {
+    pub(super) link: Link,
+    /// Becomes readable when the client exits.
+    pub(super) parent: Option<OwnedFd>,
+    commands: Mutex<Incoming>,
+    pub(super) reports: Mutex<Producer>,
+    /// The client is gone: nothing can be sent any more.
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    consumer: Consumer,
+    spin: Spin,
+}
+
+impl WorkerEnd {
+    pub(super) fn new(link: Link, parent: Option<OwnedFd>) -> Self {
+        let incoming = Incoming { consumer: Consumer::new(link.commands.clone()), spin: Spin::new(spin::DEFAULT) };
+        let reports = Mutex::new(Producer::new(link.reports.clone()));
+        Self { link, parent, commands: Mutex::new(incoming), reports, closed: AtomicBool::new(false) }
+    }
+
+    /// The next command, waiting for it until `timeout` (`None`: without limit) or the client's death.
+    ///
+    /// `None` when the time is over, after [`Self::wake`], or on a signal. For one thread: others would wait for it.
+    /// `busy` says that the worker expects another command at once, so that spinning before the sleep may pay off.
+    ///
+    /// # Errors
+    /// [`ConnectionError::Closed`] once the client is gone and all it said was handed out.
+    pub fn recv(&self, timeout: Option<Duration>, busy: bool) -> Result<Option<Command>, ConnectionError> {
+        let incoming = &mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(command) = self.take(&mut incoming.consumer)? {
+            return Ok(Some(command));
+        }
+        if busy
+            && incoming.spin.until(|| incoming.consumer.has_data())
+            && let Some(command) = self.take(&mut incoming.consumer)?
+        {
+            return Ok(Some(command));
+        }
+        incoming.consumer.prepare_sleep();
+        let closed = if incoming.consumer.has_data() { Ok(false) } else { self.wait(&self.link.worker, timeout) };
+        incoming.consumer.end_sleep();
+        let closed = closed?;
+        match self.take(&mut incoming.consumer)? {
+            None if closed => Err(ConnectionError::Closed),
+            command => Ok(command),
+        }
+    }
+
+    /// The next command if it is there.
+    ///
+    /// # Errors
+    /// Only [`ConnectionError::Corrupt`].
+    pub fn try_recv(&self) -> Result<Option<Command>, ConnectionError> {
+        self.take(&mut self.commands.lock().unwrap_or_else(PoisonError::into_inner).consumer)
+    }
+
+    /// Makes [`Self::recv`] return soon, with or without a command: something else is to be done by its thread.
+    pub fn wake(&self) {
+        notify(&self.link.worker);
+    }
+
+    /// Sends a report, after all that were sent before. Any thread may; while the ring is full it blocks, for as
+    /// long as the client lives.
+    ///
+    /// # Errors
+    /// [`ConnectionError::Closed`] once the client is gone; [`ConnectionError::Unsendable`] for this message only.
+    pub fn send(&self, report: &Report) -> Result<(), ConnectionError> {
+        codec::encoded(report, |bytes| {
+            let mut producer = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.closed.load(Relaxed) {
+                return Err(ConnectionError::Closed);
+            }
+            let result = self.send_bytes(&mut producer, bytes);
+            if result.as_ref().is_err_and(ConnectionError::is_slice_loss) {
+                // A message may be sent in part: nothing may follow it.
+                self.closed.store(true, Relaxed);
+            }
+            result
+        })
+    }
+
+    fn send_bytes(&self, producer: &mut Producer, bytes: &[u8]) -> Result<(), ConnectionError> {
+        let mut sent = 0;
+        let mut asked = false;
+        loop {
+            let progress = producer.try_send(bytes, sent)?;
+            if producer.must_wake_consumer() {
+                notify(&self.link.client);
+            }
+            match progress {
+                Sent::Whole => return Ok(()),
+                Sent::UpTo(now) => sent = now,
+            }
+            if asked && self.wait(&self.link.room, None)? {
+                return Err(ConnectionError::Closed);
+            }
+            producer.await_room();
+            asked = true;
+        }
+    }
+
+    fn take(&self, consumer: &mut Consumer) -> Result<Option<Command>, ConnectionError> {
+        let command = consumer.try_recv()?.map(codec::decode).transpose()?;
+        if consumer.must_wake_producer() {
+            notify(&self.link.client);
+        }
+        Ok(command)
+    }
+
+    /// Waits for the eventfd or the client's death; whether it was the latter.
+    fn wait(&self, eventfd: &OwnedFd, timeout: Option<Duration>) -> Result<bool, ConnectionError> {
+        let mut fds: SmallVec<[PollFd<'_>; 3]> = SmallVec::new();
+        fds.push(readable(eventfd));
+        fds.push(hung_up(&self.link.socket));
+        fds.extend(self.parent.as_ref().map(readable));
+        poll(&mut fds, timeout)?;
+        if is_ready(&fds[0]) {
+            acknowledge(eventfd);
+        }
+        Ok(fds[1..].iter().any(is_ready))
+    }
+}

@@ -1,0 +1,232 @@
+//! Shared memory: a sealed memfd and a mapping of it. The only place that maps memory.
+//!
+//! The client creates the memfd and seals its size, so that no process can make an access beyond the end (and with
+//! it a SIGBUS) possible later. The worker maps the descriptor that it inherited, after checking size and seals.
+//! What the other process writes may change at any moment: read it through atomics, or copy it out first.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// The kernel's page size on every machine Mainstay runs on is a divisor of this; offsets into a mapping that are
+/// handed to the kernel are multiples of it.
+pub const PAGE: u64 = 4096;
+
+/// Creates a memfd of `len` bytes, sparse, with its size sealed. `name` shows up in `/proc/<pid>/maps`.
+///
+/// # Errors
+/// The kernel's, when it has no descriptors or memory to give.
+pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, len)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Gives a stretch of a memfd memory of its own, so that touching it can't fail for want of memory.
+///
+/// Costs no copy and keeps what is there. `offset` and `len` are multiples of [`PAGE`].
+///
+/// # Errors
+/// `ENOSPC` or `ENOMEM` where the machine or its control group has no more.
+pub fn commit(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+    retry_interrupted(|| rustix::fs::fallocate(&fd, FallocateFlags::empty(), offset, len))
+}
+
+/// Gives the memory of a stretch back to the machine; it reads as zeros afterwards and is no longer committed.
+///
+/// # Errors
+/// The kernel's; nothing is lost but the memory stays used.
+pub fn release(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    retry_interrupted(|| rustix::fs::fallocate(&fd, flags, offset, len))
+}
+
+/// Repeats a system call for as long as signals interrupt it.
+fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// The whole of a memfd, mapped to read and write, until dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is an address range, owned by this value alone; every access through it is either atomic or
+// through a raw pointer whose user answers for the absence of conflicting accesses.
+unsafe impl Send for Mapping {}
+// SAFETY: as above: shared references give out nothing but atomics, copies and raw pointers.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the whole of `fd`, which [`create`] made in this process or in the one that passed it on.
+    ///
+    /// # Errors
+    /// A descriptor that isn't a memfd with a sealed, non-zero size, or the kernel's refusal to map it.
+    pub fn new(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let seals = rustix::fs::fcntl_get_seals(fd)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(io::Error::other("shared memory whose size is not sealed"));
+        }
+        let size = rustix::fs::fstat(fd)?.st_size;
+        let len = usize::try_from(size).ok().filter(|len| *len > 0 && *len <= isize::MAX as usize);
+        let len = len.ok_or_else(|| io::Error::other(format!("shared memory of {size} bytes")))?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: no address is asked for, so the kernel places the mapping where nothing else is.
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        Ok(Self { start, len })
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a mapping has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The address of `len` bytes at `offset`, or `None` where they aren't all inside.
+    ///
+    /// The address is good for as long as the mapping lives. Whoever uses it answers for conflicting accesses.
+    pub fn at(&self, offset: u64, len: u64) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len)?;
+        if end > self.len as u64 {
+            return None;
+        }
+        // SAFETY: `offset` is at most `len`, so the result stays in (or one past) the one mapped object.
+        Some(unsafe { self.start.add(offset as usize) })
+    }
+
+    /// A 64-bit word that both processes share.
+    ///
+    /// # Panics
+    /// If `offset` is unaligned or outside: offsets of words are constants of ours, never a peer's.
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8));
+        let at = self.at(offset as u64, 8).expect("a word inside the mapping");
+        // SAFETY: mapped, aligned (mappings start on a page), living as long as `self`; only accessed atomically.
+        unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) }
+    }
+
+    /// A 32-bit flag that both processes share.
+    ///
+    /// # Panics
+    /// As [`Mapping::word`].
+    pub fn flag(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4));
+        let at = self.at(offset as u64, 4).expect("a flag inside the mapping");
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(at.as_ptr().cast()) }
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Panics
+    /// If they would not fit: the caller has checked.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let at = self.at(offset as u64, bytes.len() as u64).expect("room inside the mapping");
+        // SAFETY: `at` gave `bytes.len()` mapped bytes; private memory and a mapping of ours never overlap.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) }
+    }
+
+    /// Appends `len` bytes from `offset` to `out`: a copy, since the other process may change the original.
+    ///
+    /// # Panics
+    /// If they aren't all inside: the caller has checked.
+    pub fn read_onto(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
+        let at = self.at(offset as u64, len as u64).expect("bytes inside the mapping");
+        out.reserve(len);
+        // SAFETY: `len` bytes are mapped at `at`, and `reserve` made that much room after the vector's end.
+        unsafe {
+            std::ptr::copy_nonoverlapping(at.as_ptr(), out.as_mut_ptr().add(out.len()), len);
+            out.set_len(out.len() + len);
+        }
+    }
+
+    /// Makes the pages of a stretch present in this process now, rather than at the first access of each.
+    /// Keeps their contents. Does nothing on kernels before 5.14, or where the stretch isn't inside.
+    pub fn populate(&self, offset: u64, len: u64) {
+        self.advise(offset, len, Advice::LinuxPopulateWrite);
+    }
+
+    /// Asks for huge pages; the kernel may decline.
+    pub fn prefer_huge_pages(&self) {
+        self.advise(0, self.len as u64, Advice::LinuxHugepage);
+    }
+
+    fn advise(&self, offset: u64, len: u64, advice: Advice) {
+        let start = offset - offset % PAGE;
+        let Some(at) = self.at(start, len + (offset - start)) else { return };
+        // SAFETY: the range is mapped by us, and the advices used here change neither contents nor protection.
+        // A refusal costs speed only.
+        let _ = unsafe { rustix::mm::madvise(at.as_ptr().cast(), (len + (offset - start)) as usize, advice) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours alone, and whoever got an address from `at` promised not to outlive us.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_see_the_same_bytes() {
+        let fd = create("mainstay-test", 2 * PAGE).unwrap();
+        commit(&fd, 0, 2 * PAGE).unwrap();
+        let (one, other) = (Mapping::new(fd.as_fd()).unwrap(), Mapping::new(fd.as_fd()).unwrap());
+        one.write(4090, b"across a page");
+        let mut seen = Vec::new();
+        other.read_onto(4090, 13, &mut seen);
+        assert_eq!(seen, b"across a page");
+        release(&fd, PAGE, PAGE).unwrap();
+        seen.clear();
+        other.read_onto(4090, 13, &mut seen);
+        assert_eq!(seen, b"across\0\0\0\0\0\0\0");
+        other.populate(100, PAGE);
+    }
+
+    #[test]
+    fn what_is_outside_is_refused() {
+        let fd = create("mainstay-test", PAGE).unwrap();
+        let mapping = Mapping::new(fd.as_fd()).unwrap();
+        assert!(mapping.at(0, PAGE).is_some());
+        assert!(mapping.at(PAGE, 0).is_some());
+        assert!(mapping.at(1, PAGE).is_none());
+        assert!(mapping.at(u64::MAX, 2).is_none());
+    }
+
+    #[test]
+    fn a_descriptor_without_seals_is_refused() {
+        let fd = rustix::fs::memfd_create("mainstay-test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, PAGE).unwrap();
+        assert!(Mapping::new(fd.as_fd()).is_err());
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(Mapping::new(file.as_fd()).is_err());
+    }
+
+    #[test]
+    fn the_size_can_not_change() {
+        let fd = create("mainstay-test", PAGE).unwrap();
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+        assert!(rustix::fs::ftruncate(&fd, 2 * PAGE).is_err());
+    }
+}

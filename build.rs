@@ -40,19 +40,23 @@ fn protos() {
         .run_from_script();
 }
 
-/// Writes `OUT_DIR/abi_bindings.rs` (the C declarations) and `OUT_DIR/abi_struct_sizes.rs` (the `struct_size` of each
-/// struct); see `src/abi/mod.rs`.
+/// Writes `OUT_DIR/abi_bindings.rs` (the C declarations), `abi_structs.rs` and `abi_slots.rs` (lists of structs and
+/// functions for the macros of `src/abi/`).
 fn bindings() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let mut umbrella = String::new();
-    let mut sizes = String::new();
+    let mut structs = String::new();
+    let mut slots = String::new();
     for header in HEADERS {
         let path = Path::new("include").join(header);
         println!("cargo::rerun-if-changed={}", path.display());
+        let text = fs::read_to_string(&path)?;
         writeln!(umbrella, "#include \"{header}\"")?;
-        struct_sizes(&fs::read_to_string(&path)?, &mut sizes)?;
+        struct_sizes(&text, &mut structs)?;
+        functions(&text, &mut slots)?;
     }
-    fs::write(out.join("abi_struct_sizes.rs"), sizes)?;
+    fs::write(out.join("abi_structs.rs"), structs)?;
+    fs::write(out.join("abi_slots.rs"), slots)?;
 
     let builder = bindgen::Builder::default()
         .header_contents("mainstay_abi.h", &umbrella)
@@ -85,14 +89,44 @@ fn compiler_headers() -> Vec<String> {
     }
 }
 
-/// Appends one `sized!` line for every struct whose size the header gives with `PJRT_STRUCT_ENDS_AT`.
-fn struct_sizes(header: &str, sizes: &mut String) -> std::fmt::Result {
-    let names = header
-        .lines()
-        .filter_map(|line| line.strip_prefix("PJRT_STRUCT_ENDS_AT(")?.split_once(','))
-        .map(|(name, _)| name);
-    for name in names {
-        writeln!(sizes, "sized!({name}, {name}_STRUCT_SIZE);")?;
+/// Appends one `sized!(name, size, size of the first version)` for every struct that begins with its own size.
+fn struct_sizes(header: &str, tables: &mut String) -> std::fmt::Result {
+    let named = |line: &'static str| {
+        header
+            .lines()
+            .filter_map(move |text| text.strip_prefix(line)?.split_once(','))
+            .map(|(name, _)| name)
+    };
+    let grown: Vec<&str> = named("PJRT_STRUCT_BEGAN_AT(").collect();
+    for name in named("PJRT_STRUCT_ENDS_AT(") {
+        let opening = format!("struct {name} {{\n  ");
+        let first = header.split_once(&opening).map_or("", |(_, body)| body);
+        if [
+            "size_t struct_size;",
+            "PJRT_Extension_Base base;",
+            "XLA_FFI_Extension_Base extension_base;",
+        ]
+        .iter()
+        .any(|field| first.starts_with(field))
+        {
+            let least = if grown.contains(&name) { "FIRST" } else { "STRUCT" };
+            writeln!(tables, "sized!({name}, {name}_STRUCT_SIZE, {name}_{least}_SIZE);")?;
+        }
     }
     Ok(())
+}
+
+/// Appends the functions of `PJRT_Api` in the order of its table, as `function(arguments) -> what it returns`.
+fn functions(header: &str, tables: &mut String) -> std::fmt::Result {
+    let Some((_, list)) = header.split_once("#define PJRT_FUNCTIONS(X)") else { return Ok(()) };
+    writeln!(tables, "slots! {{")?;
+    for line in list.lines().skip(1) {
+        let Some(name) = line.strip_prefix("  X(").and_then(|line| line.split(')').next()) else {
+            break;
+        };
+        let returns =
+            if header.contains(&format!("typedef void {name}(")) { "nothing" } else { "error" };
+        writeln!(tables, "    {name}({name}_Args) -> {returns},")?;
+    }
+    writeln!(tables, "}}")
 }

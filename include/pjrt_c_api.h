@@ -27,6 +27,10 @@ extern "C" {
 #define PJRT_STRUCT_ENDS_AT(type, last) \
   enum { type##_STRUCT_SIZE = offsetof(type, last) + sizeof(((type*)0)->last) }
 
+// Defines X_FIRST_SIZE, for a struct that has grown since 0.57: what its `struct_size` was at first.
+#define PJRT_STRUCT_BEGAN_AT(type, last) \
+  enum { type##_FIRST_SIZE = offsetof(type, last) + sizeof(((type*)0)->last) }
+
 // ---- Versions and extensions --------------------------------------------------------------------
 
 /// Differs between plugins that can't talk to each other at all.
@@ -256,6 +260,8 @@ typedef struct PJRT_Plugin_Attributes_Args {
   size_t num_attributes;  // out
 } PJRT_Plugin_Attributes_Args;
 PJRT_STRUCT_ENDS_AT(PJRT_Plugin_Attributes_Args, num_attributes);
+// The count was there, but not counted, before 0.71.
+PJRT_STRUCT_BEGAN_AT(PJRT_Plugin_Attributes_Args, attributes);
 
 /// What the plugin says about itself, such as the StableHLO versions it takes. Lives as long as
 /// the process.
@@ -512,6 +518,7 @@ typedef struct PJRT_Client_Create_Args {
   void* kv_try_get_user_arg;
 } PJRT_Client_Create_Args;
 PJRT_STRUCT_ENDS_AT(PJRT_Client_Create_Args, kv_try_get_user_arg);
+PJRT_STRUCT_BEGAN_AT(PJRT_Client_Create_Args, client);  // kv_try_get_callback: 0.61
 
 /// Makes a client. The key-value callbacks (all may be null) join the clients of several
 /// processes and must outlive the client.
@@ -774,6 +781,7 @@ typedef struct PJRT_Client_CreateViewOfDeviceBuffer_Args {
   PJRT_Memory* memory;
 } PJRT_Client_CreateViewOfDeviceBuffer_Args;
 PJRT_STRUCT_ENDS_AT(PJRT_Client_CreateViewOfDeviceBuffer_Args, memory);
+PJRT_STRUCT_BEGAN_AT(PJRT_Client_CreateViewOfDeviceBuffer_Args, buffer);  // memory: 0.66
 
 /// Makes a buffer over device memory that someone else owns; `on_delete_callback` says when it
 /// is no longer used.
@@ -815,6 +823,7 @@ typedef struct PJRT_Client_CreateErrorBuffer_Args {
   size_t num_payload;
 } PJRT_Client_CreateErrorBuffer_Args;
 PJRT_STRUCT_ENDS_AT(PJRT_Client_CreateErrorBuffer_Args, num_payload);
+PJRT_STRUCT_BEGAN_AT(PJRT_Client_CreateErrorBuffer_Args, buffer);  // payload: 0.103
 
 /// Makes a buffer that is an error: whoever waits for it gets that error. Since 0.82.
 typedef PJRT_Error* PJRT_Client_CreateErrorBuffer(PJRT_Client_CreateErrorBuffer_Args* args);
@@ -1068,6 +1077,8 @@ typedef struct PJRT_Device_MemoryStats_Args {
   bool peak_allocated_bytes_is_set;  // out
 } PJRT_Device_MemoryStats_Args;
 PJRT_STRUCT_ENDS_AT(PJRT_Device_MemoryStats_Args, peak_allocated_bytes_is_set);
+// peak_allocated_bytes: after 0.81.
+PJRT_STRUCT_BEGAN_AT(PJRT_Device_MemoryStats_Args, peak_pool_bytes_is_set);
 
 /// What the allocator says, in bytes. Every field but the first counts only if its `_is_set` is
 /// true.
@@ -1096,6 +1107,7 @@ typedef struct PJRT_Device_PoisonExecution_Args {
   size_t num_payload;
 } PJRT_Device_PoisonExecution_Args;
 PJRT_STRUCT_ENDS_AT(PJRT_Device_PoisonExecution_Args, num_payload);
+PJRT_STRUCT_BEGAN_AT(PJRT_Device_PoisonExecution_Args, poisoned);  // payload: 0.100
 
 /// Makes a launch that has not run yet fail with this error on the device. Since 0.85.
 typedef PJRT_Error* PJRT_Device_PoisonExecution(PJRT_Device_PoisonExecution_Args* args);
@@ -1330,6 +1342,8 @@ typedef struct PJRT_Executable_GetCompiledMemoryStats_Args {
   int64_t peak_unpadded_heap_bytes;  // out
 } PJRT_Executable_GetCompiledMemoryStats_Args;
 PJRT_STRUCT_ENDS_AT(PJRT_Executable_GetCompiledMemoryStats_Args, peak_unpadded_heap_bytes);
+// peak: 0.72, total: 0.90, the rest: 0.104.
+PJRT_STRUCT_BEGAN_AT(PJRT_Executable_GetCompiledMemoryStats_Args, host_temp_size_in_bytes);
 
 /// The memory the program needs on a device and on the host, in bytes.
 typedef PJRT_Error* PJRT_Executable_GetCompiledMemoryStats(
@@ -1441,6 +1455,8 @@ typedef struct PJRT_Executable_DeserializeAndLoad_Args {
   PJRT_LoadOptions* load_options;
 } PJRT_Executable_DeserializeAndLoad_Args;
 PJRT_STRUCT_ENDS_AT(PJRT_Executable_DeserializeAndLoad_Args, load_options);
+// overriding options: 0.71, load_options: after 0.81.
+PJRT_STRUCT_BEGAN_AT(PJRT_Executable_DeserializeAndLoad_Args, loaded_executable);
 
 /// Loads an executable from its bytes. Options that override those of its compilation may be
 /// null.
@@ -1635,6 +1651,8 @@ typedef struct PJRT_ExecuteOptions {
   size_t num_hlo_output_callbacks;
 } PJRT_ExecuteOptions;
 PJRT_STRUCT_ENDS_AT(PJRT_ExecuteOptions, num_hlo_output_callbacks);
+// context: 0.64, call_location: 0.76, tasks: 0.78, multi_slice_config: 0.97.
+PJRT_STRUCT_BEGAN_AT(PJRT_ExecuteOptions, num_non_donatable_input_indices);
 
 typedef struct PJRT_LoadedExecutable_Execute_Args {
   size_t struct_size;
@@ -2474,6 +2492,8 @@ typedef struct PJRT_Api {
 #undef PJRT_SLOT
 } PJRT_Api;
 PJRT_STRUCT_ENDS_AT(PJRT_Api, PJRT_TopologyDescription_GetMemorySpaceKindIds);
+// When each of the later functions came: src/abi/versions.rs.
+PJRT_STRUCT_BEGAN_AT(PJRT_Api, PJRT_Buffer_CopyRawToHost);
 
 /// The one symbol that a plugin exports.
 const PJRT_Api* GetPjrtApi(void);

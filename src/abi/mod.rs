@@ -1,8 +1,16 @@
-//! The PJRT C interface as Rust sees it: bindings, `struct_size` discipline, versions, status codes.
+//! The PJRT C interface as Rust sees it: bindings, `struct_size` discipline, versions, status codes. The only place that
+//! knows layouts.
 
+mod args;
+pub mod element;
+mod inner;
 mod status;
+mod versions;
 
+pub use args::{StructSize, new_args, with_args, with_struct};
+pub use inner::{Extension, InnerApi};
 pub use status::{Code, Status};
+pub use versions::{Call, OLDEST_MINOR, Slot};
 
 /// The C declarations of `include/`, as bindgen reads them: raw structs, function types and constants.
 ///

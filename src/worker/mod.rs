@@ -1,1 +1,3 @@
-//! The worker process: drives the inner plugin.
+//! The worker: the process that hosts one slice's inner client and runs what the client's process asks for.
+
+mod table;

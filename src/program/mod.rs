@@ -2,3 +2,4 @@
 
 #[allow(missing_docs, reason = "the fields are XLA's")]
 pub mod proto;
+pub mod signature;

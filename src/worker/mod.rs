@@ -1,3 +1,4 @@
 //! The worker: the process that hosts one slice's inner client and runs what the client's process asks for.
 
+pub mod inner;
 mod table;

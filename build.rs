@@ -32,12 +32,7 @@ fn protos() {
     for input in &inputs {
         println!("cargo::rerun-if-changed={}", input.display());
     }
-    protobuf_codegen::Codegen::new()
-        .pure()
-        .include(sources)
-        .inputs(&inputs)
-        .cargo_out_dir("proto")
-        .run_from_script();
+    protobuf_codegen::Codegen::new().pure().include(sources).inputs(&inputs).cargo_out_dir("proto").run_from_script();
 }
 
 /// Writes `OUT_DIR/abi_bindings.rs` (the C declarations), `abi_structs.rs` and `abi_slots.rs` (lists of structs and

@@ -1,8 +1,12 @@
 //! Moving messages and bulk data between client and worker.
 //!
-//! [`message`] is what they say, [`connection`] moves it over [`ring`]s, [`shm`] maps what both share.
+//! [`message`] is what they say, [`connection`] moves it over [`ring`]s, [`arena`] holds the bulk data, [`copy`]
+//! brings host arrays there, [`shm`] maps what both share, and [`machine`] knows how much memory there is.
 
+pub mod arena;
 pub mod connection;
+pub mod copy;
+pub mod machine;
 pub mod message;
 pub mod ring;
 pub mod shm;

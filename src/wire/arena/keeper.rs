@@ -1,0 +1,134 @@
+//! The arena's thread: commits memory ahead of use, touches new pages, gives back what lies idle.
+
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+
+use super::{Shared, State};
+use crate::wire::message::Extent;
+use crate::wire::shm::{self, PAGE};
+
+/// Pages are touched, and free memory is given back, in stretches of at most this many bytes.
+const STRETCH: u64 = 8 << 20;
+/// Free stretches shorter than this are not worth giving back.
+const WORTHWHILE: u64 = 1 << 20;
+
+/// Something to do, chosen under the lock and done without it.
+enum Work {
+    Touch(Extent),
+    /// A free stretch without memory, taken from the free space.
+    Commit(u64, u64),
+    /// A committed stretch, taken from the free space.
+    Release(u64, u64),
+}
+
+/// Starts the thread; it ends when [`State::stop`] is set.
+pub fn start(shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("mainstay-arena".to_owned()).spawn(move || run(&shared))
+}
+
+fn run(shared: &Shared) {
+    let mut state = shared.lock();
+    // Number of blocks when the kernel refused: not tried again before that changes.
+    let mut refused_at = None;
+    while !state.stop {
+        let work = shared.next_work(&mut state, refused_at);
+        let Some(work) = work else {
+            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        drop(state);
+        let done = shared.perform(&work);
+        state = shared.lock();
+        refused_at = if done { None } else { Some(state.blocks) };
+        shared.conclude(&mut state, &work, done);
+    }
+}
+
+impl Shared {
+    /// Whether there is something to do ahead or to give back.
+    pub(super) fn keeper_is_needed(&self, state: &State) -> bool {
+        let ready = state.ready(self.options.capacity);
+        ready < self.options.ahead && state.uncommitted.total() > 0 || ready > self.options.slack
+    }
+
+    fn next_work(&self, state: &mut State, refused_at: Option<u64>) -> Option<Work> {
+        if let Some(extent) = state.untouched.last_mut() {
+            let len = extent.len.min(STRETCH);
+            let touch = Extent { offset: extent.offset, len };
+            (extent.offset, extent.len) = (extent.offset + len, extent.len - len);
+            if extent.len == 0 {
+                state.untouched.pop();
+            }
+            return Some(Work::Touch(touch));
+        }
+        if refused_at == Some(state.blocks) {
+            return None;
+        }
+        let ready = state.ready(self.options.capacity);
+        if ready < self.options.ahead {
+            let (start, end) = self.stretch_to_commit(state)?;
+            self.take(state, start, end);
+            return Some(Work::Commit(start, end));
+        }
+        if ready > self.options.slack {
+            let (start, end) = self.stretch_to_release(state, ready - self.options.slack)?;
+            self.take(state, start, end);
+            return Some(Work::Release(start, end));
+        }
+        None
+    }
+
+    fn take(&self, state: &mut State, start: u64, end: u64) {
+        state.space.take_at(start, end - start);
+        state.in_work += end - start;
+    }
+
+    /// The first free stretch without memory, up to a step of it.
+    fn stretch_to_commit(&self, state: &State) -> Option<(u64, u64)> {
+        state.uncommitted.iter().find_map(|(start, end)| {
+            let free = state.space.free_from(start).min(end - start).min(self.options.step);
+            (free >= PAGE).then(|| (start, start + free - free % PAGE))
+        })
+    }
+
+    /// The end of a long free stretch that has memory.
+    fn stretch_to_release(&self, state: &State, excess: u64) -> Option<(u64, u64)> {
+        state.space.at_least(WORTHWHILE).find_map(|(start, len)| {
+            let (first, last) = (start.next_multiple_of(PAGE), (start + len) - (start + len) % PAGE);
+            let mut end = last;
+            for (a, b) in state.uncommitted.within(first, last).into_iter().rev() {
+                if b < end {
+                    break;
+                }
+                end = a;
+            }
+            let begin = state.uncommitted.within(first, end).last().map_or(first, |(_, b)| *b);
+            let begin = begin.max(end.saturating_sub(excess.next_multiple_of(PAGE).min(STRETCH)));
+            (end > begin).then_some((begin, end))
+        })
+    }
+
+    /// Whether it worked.
+    fn perform(&self, work: &Work) -> bool {
+        match *work {
+            Work::Touch(extent) => {
+                self.mapping.populate(extent.offset, extent.len);
+                true
+            }
+            Work::Commit(start, end) => self.commit(vec![(start, end)]).is_ok(),
+            Work::Release(start, end) => shm::release(&self.fd, start, end - start).is_ok(),
+        }
+    }
+
+    /// Gives back what was taken for the work, and records what it did.
+    fn conclude(&self, state: &mut State, work: &Work, done: bool) {
+        let (Work::Commit(start, end) | Work::Release(start, end)) = *work else { return };
+        state.in_work -= end - start;
+        state.space.give(start, end - start);
+        match work {
+            Work::Commit(..) if done => self.record(state, &[(start, end)]),
+            Work::Release(..) if done => state.uncommitted.insert(start, end),
+            _ => {}
+        }
+    }
+}

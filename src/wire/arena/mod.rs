@@ -1,0 +1,423 @@
+//! The arena: host memory that client and workers share and that a worker's death does not free.
+//!
+//! One memfd of a fixed length, the budget, is mapped whole by the client ([`Arena`]) and by every worker
+//! ([`ArenaView`]). It is sparse: stretches are *committed* (given memory) before anyone may touch them, in large steps
+//! and ahead of use, so that running out of memory is an error of an allocation and never a SIGBUS. A thread of the
+//! arena's commits ahead, touches new pages (page faults are what makes fresh host memory slow), and gives free
+//! memory back to the machine when there is much of it.
+//!
+//! The allocator's state lies in the client's private memory: a worker can't damage it. A [`Block`] frees its
+//! stretch when dropped; who lends a block to a worker keeps it until the worker returned the loan or is reaped.
+
+mod keeper;
+mod ranges;
+mod view;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::machine;
+use super::message::Extent;
+use super::shm::{self, Mapping, PAGE};
+use crate::abi::Status;
+use ranges::{FreeSpace, RangeSet};
+
+pub use view::ArenaView;
+
+/// Every block starts at a multiple of this: XLA's CPU plugin wants it for zero-copy use.
+pub const ALIGNMENT: u64 = 64;
+/// Blocks of at least this many bytes start on a page.
+const PAGE_ALIGNED_FROM: u64 = 64 << 10;
+/// Of the machine's memory, so much is left to others when the arena grows.
+const LEFT_TO_OTHERS: u64 = 64 << 20;
+
+/// Sizes of an arena, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaOptions {
+    /// The budget. Rounded down to whole pages.
+    pub capacity: u64,
+    /// Memory is committed in multiples of this, where there is room.
+    pub step: u64,
+    /// So much committed free memory is kept ready. Zero: none, and nothing is committed ahead.
+    pub ahead: u64,
+    /// Committed free memory above this is given back to the machine.
+    pub slack: u64,
+}
+
+impl ArenaOptions {
+    /// Usual sizes for a budget.
+    pub fn new(capacity: u64) -> Self {
+        let step = (capacity / 16).clamp(PAGE, 64 << 20).next_multiple_of(PAGE);
+        Self { capacity, step, ahead: step, slack: (capacity / 4).max(1 << 30) }
+    }
+}
+
+/// How an arena is used, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaStats {
+    /// The budget.
+    pub capacity: u64,
+    /// Held by blocks, with their rounding.
+    pub used: u64,
+    /// Has memory: used or ready for use.
+    pub committed: u64,
+    /// The longest stretch that is not used.
+    pub largest_free: u64,
+    /// Blocks that live.
+    pub blocks: u64,
+}
+
+/// The client's side: owns the allocator. Any thread may use it.
+#[derive(Debug)]
+pub struct Arena {
+    shared: Arc<Shared>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+/// What allocating threads and the keeper share.
+#[derive(Debug)]
+struct Shared {
+    fd: OwnedFd,
+    mapping: Mapping,
+    options: ArenaOptions,
+    /// The only lock of the arena; no system call is made under it.
+    state: Mutex<State>,
+    /// Told when the keeper has something to do.
+    work: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// What no block and no work in progress holds.
+    space: FreeSpace,
+    /// What has no memory. Only whoever holds a stretch (has taken it from `space`) commits or releases it.
+    uncommitted: RangeSet,
+    blocks: u64,
+    /// Taken from `space` by the keeper or for the rounding of a step: not used by any block.
+    in_work: u64,
+    /// Committed since [`Arena::take_newly_committed`].
+    announce: Vec<Extent>,
+    /// Committed and not touched by the keeper yet.
+    untouched: Vec<Extent>,
+    stop: bool,
+}
+
+impl State {
+    fn used(&self, capacity: u64) -> u64 {
+        capacity - self.space.free() - self.in_work
+    }
+
+    /// Committed bytes that no block holds.
+    fn ready(&self, capacity: u64) -> u64 {
+        (capacity - self.uncommitted.total()).saturating_sub(self.used(capacity))
+    }
+}
+
+impl Arena {
+    /// An empty arena; memory is committed as it is needed, and a first step soon.
+    ///
+    /// # Errors
+    /// A budget below a page, or the kernel's refusal of memory, address space, a descriptor or a thread.
+    pub fn new(options: ArenaOptions) -> io::Result<Arc<Self>> {
+        let options = ArenaOptions {
+            capacity: options.capacity - options.capacity % PAGE,
+            step: options.step.max(PAGE).next_multiple_of(PAGE),
+            ..options
+        };
+        if options.capacity == 0 {
+            return Err(io::Error::other("host memory of less than a page"));
+        }
+        let fd = shm::create("mainstay-arena", options.capacity)?;
+        let mapping = Mapping::new(fd.as_fd())?;
+        mapping.prefer_huge_pages();
+        let mut uncommitted = RangeSet::default();
+        uncommitted.insert(0, options.capacity);
+        let state = State {
+            space: FreeSpace::new(options.capacity),
+            uncommitted,
+            blocks: 0,
+            in_work: 0,
+            announce: Vec::new(),
+            untouched: Vec::new(),
+            stop: false,
+        };
+        let shared = Arc::new(Shared { fd, mapping, options, state: Mutex::new(state), work: Condvar::new() });
+        let keeper = keeper::start(shared.clone())?;
+        Ok(Arc::new(Self { shared, keeper: Some(keeper) }))
+    }
+
+    /// The memfd, to be passed on to workers.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.fd.as_fd()
+    }
+
+    /// Allocates `len` bytes, with unspecified contents, at a multiple of [`ALIGNMENT`] (of a page, if large).
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED, saying how much is asked for, used and allowed.
+    pub fn allocate(self: &Arc<Self>, len: u64) -> Result<Block, Status> {
+        let extent = if len == 0 { Extent { offset: 0, len: 0 } } else { self.shared.allocate(len)? };
+        let start = self.shared.mapping.at(extent.offset, extent.len).ok_or_else(|| self.shared.too_little(len))?;
+        Ok(Block { arena: self.clone(), offset: extent.offset, len, start })
+    }
+
+    /// Stretches committed since the last call: what workers should be told to [populate](ArenaView::populate).
+    pub fn take_newly_committed(&self) -> Vec<Extent> {
+        std::mem::take(&mut self.shared.lock().announce)
+    }
+
+    /// All stretches that are committed now: what a new worker should populate.
+    pub fn committed(&self) -> Vec<Extent> {
+        let state = self.shared.lock();
+        let mut committed = RangeSet::default();
+        committed.insert(0, self.shared.options.capacity);
+        state.uncommitted.iter().for_each(|(start, end)| committed.remove(start, end));
+        committed.iter().map(|(start, end)| Extent { offset: start, len: end - start }).collect()
+    }
+
+    /// How the arena is used now.
+    pub fn stats(&self) -> ArenaStats {
+        let (state, capacity) = (self.shared.lock(), self.shared.options.capacity);
+        ArenaStats {
+            capacity,
+            used: state.used(capacity),
+            committed: capacity - state.uncommitted.total(),
+            largest_free: state.space.largest(),
+            blocks: state.blocks,
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.work.notify_all();
+        if let Some(keeper) = self.keeper.take() {
+            // Soon over: it looks at `stop` between stretches of bounded length. A panic there was logged.
+            let _ = keeper.join();
+        }
+    }
+}
+
+/// Bytes that a block of `len` takes from the arena.
+fn reserved(len: u64) -> u64 {
+    len.next_multiple_of(if len >= PAGE_ALIGNED_FROM { PAGE } else { ALIGNMENT })
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn allocate(&self, len: u64) -> Result<Extent, Status> {
+        let align = if len >= PAGE_ALIGNED_FROM { PAGE } else { ALIGNMENT };
+        let Some(size) = len.checked_next_multiple_of(align) else { return Err(self.too_little(len)) };
+        let mut state = self.lock();
+        let offset = state.space.take(size, align).ok_or_else(|| self.exhausted(&state, len))?;
+        let (start, end) = (offset - offset % PAGE, (offset + size).next_multiple_of(PAGE));
+        let missing = state.uncommitted.within(start, end);
+        if !missing.is_empty() {
+            state = self.grow(state, missing, offset + size).map_err(|(mut state, error)| {
+                state.space.give(offset, size);
+                self.refused(&state, len, &error)
+            })?;
+        }
+        state.blocks += 1;
+        if self.keeper_is_needed(&state) {
+            self.work.notify_one();
+        }
+        Ok(Extent { offset, len })
+    }
+
+    /// Commits the `missing` parts of a stretch that the caller has taken and that ends at `end`, and what lies free
+    /// behind it up to the next step.
+    fn grow<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        mut missing: Vec<(u64, u64)>,
+        end: u64,
+    ) -> Result<MutexGuard<'a, State>, (MutexGuard<'a, State>, io::Error)> {
+        let to_step = end.next_multiple_of(self.options.step) - end;
+        let beyond = state.space.free_from(end).min(to_step);
+        if beyond > 0 {
+            state.space.take_at(end, beyond);
+            state.in_work += beyond;
+        }
+        drop(state);
+        let needed = missing.clone();
+        missing.extend((beyond > 0).then(|| (end.next_multiple_of(PAGE), (end + beyond).next_multiple_of(PAGE))));
+        let committed = match self.commit(missing) {
+            // The rest of the step was a wish only.
+            Err(_) if beyond > 0 => self.commit(needed),
+            result => result,
+        };
+        let mut state = self.lock();
+        if beyond > 0 {
+            state.in_work -= beyond;
+            state.space.give(end, beyond);
+        }
+        match committed {
+            Ok(stretches) => {
+                self.record(&mut state, &stretches);
+                Ok(state)
+            }
+            Err(error) => Err((state, error)),
+        }
+    }
+
+    /// Gives stretches memory, which the caller has taken from the free space. Not under the lock: it takes long.
+    fn commit(&self, stretches: Vec<(u64, u64)>) -> io::Result<Vec<(u64, u64)>> {
+        let stretches: Vec<_> = stretches.into_iter().filter(|(start, end)| start < end).collect();
+        let wanted: u64 = stretches.iter().map(|(start, end)| end - start).sum();
+        // The kernel would rather kill a process than refuse: so the arena asks first.
+        if machine::memory().is_some_and(|memory| memory.available < wanted.saturating_add(LEFT_TO_OTHERS)) {
+            return Err(rustix::io::Errno::NOMEM.into());
+        }
+        for (start, end) in &stretches {
+            shm::commit(&self.fd, *start, end - start)?;
+        }
+        Ok(stretches)
+    }
+
+    fn record(&self, state: &mut State, stretches: &[(u64, u64)]) {
+        for &(start, end) in stretches {
+            let fresh = state.uncommitted.within(start, end);
+            state.uncommitted.remove(start, end);
+            let extents = fresh.iter().map(|(start, end)| Extent { offset: *start, len: end - start });
+            state.announce.extend(extents.clone());
+            state.untouched.extend(extents);
+        }
+        if !state.untouched.is_empty() {
+            self.work.notify_one();
+        }
+    }
+
+    fn free(&self, offset: u64, len: u64) {
+        let mut state = self.lock();
+        state.space.give(offset, reserved(len));
+        state.blocks -= 1;
+        if self.keeper_is_needed(&state) {
+            self.work.notify_one();
+        }
+    }
+
+    fn exhausted(&self, state: &State, len: u64) -> Status {
+        let capacity = self.options.capacity;
+        let (used, largest) = (state.used(capacity), state.space.largest());
+        Status::exhausted(format!(
+            "host memory is exhausted: {} asked for, {} of {} in use, the largest free stretch has {}; free buffers in \
+             host memory, or raise host_memory (MAINSTAY_HOST_MEMORY)",
+            Bytes(len),
+            Bytes(used),
+            Bytes(capacity),
+            Bytes(largest)
+        ))
+    }
+
+    fn refused(&self, state: &State, len: u64, error: &io::Error) -> Status {
+        let left = machine::memory().map_or_else(String::new, |memory| {
+            format!(" ({} of {} are available to this process)", Bytes(memory.available), Bytes(memory.total))
+        });
+        let used = state.used(self.options.capacity);
+        Status::exhausted(format!(
+            "the machine has no more memory to share: {} asked for, {} of host_memory's {} in use{left}: {error}",
+            Bytes(len),
+            Bytes(used),
+            Bytes(self.options.capacity)
+        ))
+    }
+
+    fn too_little(&self, len: u64) -> Status {
+        self.exhausted(&self.lock(), len)
+    }
+}
+
+/// Bytes for people.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = self.0.max(1).ilog2() / 10;
+        match unit {
+            0 => write!(f, "{} bytes", self.0),
+            unit => {
+                let unit = unit.min(4);
+                let names = ["KiB", "MiB", "GiB", "TiB"];
+                write!(f, "{:.1} {}", self.0 as f64 / (1u64 << (10 * unit)) as f64, names[unit as usize - 1])
+            }
+        }
+    }
+}
+
+/// A stretch of the arena that is free again once this is dropped.
+///
+/// The memory is shared with the workers. While a worker may write to it (it holds a loan on it, or was told to
+/// download to it and has not reported that it is done) nothing here may read or write it; while a worker may read
+/// it, nothing here may write.
+#[derive(Debug)]
+pub struct Block {
+    arena: Arc<Arena>,
+    offset: u64,
+    len: u64,
+    start: NonNull<u8>,
+}
+
+// SAFETY: `start` points into the mapping, which the `Arc` keeps; it isn't tied to a thread.
+unsafe impl Send for Block {}
+// SAFETY: shared references allow reading only through `unsafe` functions whose callers exclude writers.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Where the block is, for messages. The length is what was asked for.
+    pub fn extent(&self) -> Extent {
+        Extent { offset: self.offset, len: self.len }
+    }
+
+    /// Bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it was allocated with no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte; good for [`Block::len`] bytes while the block lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// Nobody, in whichever process, writes to the block while the result lives.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: `len` mapped and committed bytes; no writers, by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len()) }
+    }
+
+    /// The bytes, to write.
+    ///
+    /// # Safety
+    /// No other process reads or writes the block while the result lives.
+    pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the exclusive borrow keeps this process's other users away.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len()) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            self.arena.shared.free(self.offset, self.len);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! Blocks are disjoint and accounted for; memory is committed before use and given back.
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::abi::Code;
+
+const MIB: u64 = 1 << 20;
+
+/// Nothing ahead: what is committed is a function of what is allocated.
+fn options(capacity: u64) -> ArenaOptions {
+    ArenaOptions { capacity, step: 16 * PAGE, ahead: 0, slack: u64::MAX }
+}
+
+fn eventually(what: &str, arena: &Arena, condition: impl Fn(ArenaStats) -> bool) {
+    let start = Instant::now();
+    while !condition(arena.stats()) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}: {:?}", arena.stats());
+        std::thread::yield_now();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Every block keeps its bytes while others come and go, and is committed; all is free at the end.
+    #[test]
+    fn blocks_are_disjoint_and_accounted_for(
+        steps in prop::collection::vec((any::<bool>(), 1u64..200_000, any::<prop::sample::Index>()), 1..60)
+    ) {
+        let arena = Arena::new(options(4 * MIB)).unwrap();
+        let view = ArenaView::new(arena.fd()).unwrap();
+        let mut blocks: Vec<(Block, u8)> = Vec::new();
+        for (number, (allocate, len, index)) in steps.into_iter().enumerate() {
+            if allocate || blocks.is_empty() {
+                let Ok(mut block) = arena.allocate(len) else { continue };
+                let alignment = if len >= PAGE_ALIGNED_FROM { PAGE } else { ALIGNMENT };
+                prop_assert!(block.extent().offset.is_multiple_of(alignment));
+                prop_assert_eq!(block.extent().len, len);
+                // SAFETY: no other process has this arena.
+                unsafe { block.as_mut_slice() }.fill(number as u8);
+                blocks.push((block, number as u8));
+            } else {
+                let (block, value) = blocks.swap_remove(index.index(blocks.len()));
+                // SAFETY: as above.
+                let intact = unsafe { block.as_slice() }.iter().all(|byte| *byte == value);
+                // SAFETY: the view gave the address of `len` mapped bytes.
+                let seen = unsafe { *view.at(block.extent()).unwrap().as_ptr() };
+                prop_assert!(intact && seen == value);
+            }
+            let stats = arena.stats();
+            prop_assert_eq!(stats.used, blocks.iter().map(|(block, _)| reserved(block.len)).sum::<u64>());
+            prop_assert_eq!(stats.blocks, blocks.len() as u64);
+            prop_assert!(stats.committed >= stats.used);
+            let committed = arena.committed();
+            for (block, _) in &blocks {
+                let Extent { offset, len } = block.extent();
+                let inside = |part: &Extent| part.offset <= offset && offset + len <= part.offset + part.len;
+                prop_assert!(committed.iter().any(inside));
+            }
+        }
+        drop(blocks);
+        let stats = arena.stats();
+        prop_assert_eq!((stats.used, stats.blocks, stats.largest_free), (0, 0, 4 * MIB));
+    }
+}
+
+#[test]
+fn threads_allocate_and_free_at_once() {
+    let arena = Arena::new(ArenaOptions { ahead: MIB, slack: 2 * MIB, ..options(32 * MIB) }).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let arena = &arena;
+            scope.spawn(move || {
+                let mut kept = std::collections::VecDeque::new();
+                for number in 0..2000u64 {
+                    let mut block = arena.allocate(1 + (number * 7919 + u64::from(thread) * 131) % 100_000).unwrap();
+                    // SAFETY: no other process has this arena.
+                    unsafe { block.as_mut_slice() }.fill(thread);
+                    kept.push_back(block);
+                    if kept.len() > 20 {
+                        let block = kept.pop_front().unwrap();
+                        // SAFETY: as above.
+                        assert!(unsafe { block.as_slice() }.iter().all(|byte| *byte == thread));
+                    }
+                }
+            });
+        }
+    });
+    eventually("all is free", &arena, |stats| stats.used == 0 && stats.largest_free == 32 * MIB);
+}
+
+#[test]
+fn the_budget_is_refused_in_words() {
+    let arena = Arena::new(options(MIB)).unwrap();
+    let _block = arena.allocate(700 << 10).unwrap();
+    let error = arena.allocate(500 << 10).unwrap_err();
+    assert_eq!(error.code, Code::ResourceExhausted);
+    for part in ["500.0 KiB asked for", "700.0 KiB of 1.0 MiB in use", "324.0 KiB", "MAINSTAY_HOST_MEMORY"] {
+        assert!(error.message.contains(part), "{error}");
+    }
+    assert!(arena.allocate(u64::MAX).is_err());
+    assert!(Arena::new(options(100)).is_err());
+}
+
+#[test]
+fn more_than_the_machine_has_is_refused_in_words() {
+    let memory = machine::memory().unwrap();
+    let arena = Arena::new(options(memory.total * 4)).unwrap();
+    let error = arena.allocate(memory.total * 2).unwrap_err();
+    assert_eq!(error.code, Code::ResourceExhausted);
+    assert!(error.message.contains("no more memory to share"), "{error}");
+    assert_eq!(arena.stats().used, 0);
+    assert_eq!(arena.stats().committed, 0);
+    assert!(arena.allocate(MIB).is_ok());
+}
+
+#[test]
+fn nothing_is_allocated_for_no_bytes() {
+    let arena = Arena::new(options(MIB)).unwrap();
+    let block = arena.allocate(0).unwrap();
+    assert!(block.is_empty());
+    // SAFETY: no bytes, no writers.
+    assert!(unsafe { block.as_slice() }.is_empty());
+    assert_eq!(arena.stats().used, 0);
+    drop(block);
+    assert_eq!(arena.stats().blocks, 0);
+}
+
+#[test]
+fn memory_is_committed_ahead_announced_and_given_back() {
+    let arena = Arena::new(ArenaOptions { ahead: MIB, slack: 4 * MIB, ..options(64 * MIB) }).unwrap();
+    eventually("ahead", &arena, |stats| stats.committed >= MIB);
+    let block = arena.allocate(20 * MIB).unwrap();
+    eventually("ahead again", &arena, |stats| stats.committed >= 21 * MIB);
+    let announced: u64 = arena.take_newly_committed().iter().map(|extent| extent.len).sum();
+    let committed: u64 = arena.committed().iter().map(|extent| extent.len).sum();
+    assert_eq!((announced, committed), (arena.stats().committed, arena.stats().committed));
+    assert!(arena.take_newly_committed().is_empty());
+    let (offset, file) = (block.extent().offset, rustix::fs::fstat(arena.fd()).unwrap().st_blocks);
+    drop(block);
+    eventually("given back", &arena, |stats| stats.committed <= 4 * MIB);
+    assert!(rustix::fs::fstat(arena.fd()).unwrap().st_blocks < file / 2);
+    let mut again = arena.allocate(20 * MIB).unwrap();
+    // SAFETY: no other process has this arena.
+    unsafe { again.as_mut_slice() }.fill(1);
+    assert!(again.extent().offset <= offset + 4 * MIB);
+}
+
+#[test]
+fn extents_outside_are_refused() {
+    let arena = Arena::new(options(MIB)).unwrap();
+    let view = ArenaView::new(arena.fd()).unwrap();
+    assert!(view.at(Extent { offset: MIB - 1, len: 1 }).is_ok());
+    for (offset, len) in [(MIB, 1), (0, MIB + 1), (u64::MAX, 1), (1, u64::MAX)] {
+        assert_eq!(view.at(Extent { offset, len }).unwrap_err().code, Code::OutOfRange);
+    }
+}
+
+#[test]
+fn sizes_read_well() {
+    let texts: Vec<_> = [0, 1023, 1024, 1_610_612_736, u64::MAX].map(|size| Bytes(size).to_string()).to_vec();
+    assert_eq!(texts, ["0 bytes", "1023 bytes", "1.0 KiB", "1.5 GiB", "16777216.0 TiB"]);
+}

@@ -46,15 +46,15 @@ check_c() {
         can_apt || fail "no C compiler found as cc; install gcc or clang"
         apt_install gcc libc6-dev
     fi
-    if [ -z "${LIBCLANG_PATH:-}" ] && ! system_libclang >/dev/null && can_apt; then
-        apt_install libclang-dev
+    if needs_libclang && can_apt; then
+        apt_install libclang-dev || say "apt could not bring libclang"
     fi
 }
 
 # What .venv was made from: a change makes a new one.
 packages_key() {
     echo "${PYTHON:-any}"
-    cat python/requirements/*.txt scripts/setup.sh | sha256sum
+    cat python/requirements/*.txt
 }
 
 make_venv() {
@@ -68,7 +68,7 @@ make_venv() {
     rm -rf .venv
     "$python" -m venv .venv
     pip_install -r python/requirements/jax.txt -r python/requirements/plugins.txt -r python/requirements/dev.txt
-    if [ -z "${LIBCLANG_PATH:-}" ] && ! system_libclang >/dev/null; then
+    if needs_libclang; then
         say "no libclang on this system: taking the one from PyPI"
         pip_install -r python/requirements/libclang.txt
     fi

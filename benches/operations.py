@@ -1,0 +1,152 @@
+"""What is measured, inside a process that has one of the two plugins as JAX's platform.
+
+Prints the names of the measurements, then reads one name a line from standard input and answers each with the
+seconds that one operation took. `run.py` holds one such process for each plugin and asks them in turn.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MIB = 1 << 20
+SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": MIB, "16 MiB": 16 * MIB, "256 MiB": 256 * MIB}
+
+
+def repeated(operation: Callable[[], Any], count: int) -> float:
+    """The mean seconds of one operation, over `count` of them."""
+    begin = time.perf_counter()
+    for _ in range(count):
+        operation()
+    return (time.perf_counter() - begin) / count
+
+
+def launch_and_await() -> float:
+    """A tiny program, awaited each time."""
+    add_one, x = jax.jit(lambda x: x + 1), jnp.zeros(16, jnp.float32)
+    add_one(x).block_until_ready()
+    return repeated(lambda: add_one(x).block_until_ready(), 2000)
+
+
+def pipelined_launches() -> float:
+    """Tiny programs, each on the result of the last, awaited at the end."""
+    add_one, count = jax.jit(lambda x: x + 1), 2000
+    x = add_one(jnp.zeros(16, jnp.float32)).block_until_ready()
+    begin = time.perf_counter()
+    for _ in range(count):
+        x = add_one(x)
+    x.block_until_ready()
+    return (time.perf_counter() - begin) / count
+
+
+def rounds_for(size: int) -> int:
+    """Enough copies of a size for the clock, and no more."""
+    return max(3, min(500, 256 * MIB // (size * 4)))
+
+
+def host_to_device(size: int) -> float:
+    """`device_put` of host data, until it is there."""
+    values = np.ones(size // 4, np.float32)
+    jax.device_put(values).block_until_ready()
+    return repeated(lambda: jax.device_put(values).block_until_ready(), rounds_for(size))
+
+
+def device_to_host(size: int) -> float:
+    """A device array's values in host memory of one's own. Fresh arrays: JAX keeps what it has read."""
+    make = jax.jit(lambda start: jnp.full(size // 4, start, jnp.float32))
+    target = np.zeros(size // 4, np.float32)
+    total, rounds = 0.0, rounds_for(size)
+    for count in range(rounds):
+        array = make(np.float32(count)).block_until_ready()
+        begin = time.perf_counter()
+        np.copyto(target, np.asarray(array))
+        total += time.perf_counter() - begin
+    return total / rounds
+
+
+def training_step() -> float:
+    """One step of a small transformer with Adam, its loss read every fourth step."""
+    step, state, batch = _transformer()
+    state, _ = step(state, batch)
+    jax.block_until_ready(state)
+    count = 12
+    begin = time.perf_counter()
+    for index in range(count):
+        state, loss = step(state, batch)
+        if index % 4 == 3:
+            float(loss)
+    jax.block_until_ready(state)
+    return (time.perf_counter() - begin) / count
+
+
+def _transformer() -> tuple[Callable[..., Any], Any, Any]:
+    width, heads, layers, length, rows, words = 256, 4, 4, 64, 8, 512
+    rng = np.random.default_rng(0)
+
+    def matrix(*shape: int) -> np.ndarray:
+        return rng.normal(0, 0.02, shape).astype(np.float32)
+
+    layer = {
+        "qkv": (width, 3 * width),
+        "out": (width, width),
+        "up": (width, 4 * width),
+        "down": (4 * width, width),
+    }
+    weights = {
+        "embed": matrix(words, width),
+        "layers": [{name: matrix(*shape) for name, shape in layer.items()} for _ in range(layers)],
+    }
+
+    def normed(x: jax.Array) -> jax.Array:
+        return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+
+    def attention(one: Any, x: jax.Array) -> jax.Array:
+        split = (normed(x) @ one["qkv"]).reshape(rows, length, 3, heads, width // heads)
+        mixed = jax.nn.dot_product_attention(split[:, :, 0], split[:, :, 1], split[:, :, 2], is_causal=True)
+        return mixed.reshape(rows, length, width) @ one["out"]
+
+    def loss_of(weights: Any, tokens: jax.Array) -> jax.Array:
+        x = weights["embed"][tokens[:, :-1]]
+        for one in weights["layers"]:
+            x = x + attention(one, x)
+            x = x + jax.nn.gelu(normed(x) @ one["up"]) @ one["down"]
+        scores = jax.nn.log_softmax(normed(x) @ weights["embed"].T)
+        return -jnp.mean(jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1))
+
+    def step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
+        weights, first, second = state
+        loss, gradient = jax.value_and_grad(loss_of)(weights, tokens)
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradient)
+        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, second, gradient)
+        weights = jax.tree.map(lambda w, m, v: w - 1e-3 * m / (jnp.sqrt(v) + 1e-8), weights, first, second)
+        return (weights, first, second), loss
+
+    zeros = jax.tree.map(np.zeros_like, weights)
+    tokens = jnp.asarray(rng.integers(0, words, (rows, length + 1)))
+    return jax.jit(step, donate_argnums=0), jax.device_put((weights, zeros, zeros)), tokens
+
+
+MEASUREMENTS: dict[str, Callable[[], float]] = {
+    "launch and await": launch_and_await,
+    "pipelined launch": pipelined_launches,
+    **{f"host to device, {name}": lambda size=size: host_to_device(size) for name, size in SIZES.items()},  # type: ignore[misc]
+    **{f"device to host, {name}": lambda size=size: device_to_host(size) for name, size in SIZES.items()},  # type: ignore[misc]
+    "training step": training_step,
+}
+
+
+def main() -> None:
+    """Answers until standard input ends."""
+    jax.devices()
+    print(json.dumps(list(MEASUREMENTS)), flush=True)
+    for line in sys.stdin:
+        print(MEASUREMENTS[line.rstrip("\n")](), flush=True)
+
+
+if __name__ == "__main__":
+    main()

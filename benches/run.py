@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Compares Mainstay with the real plugin: `make bench`. Prints the table of docs/benchmarks.md.
+
+One process per plugin stays up; every measurement alternates between them, so that what else the machine does
+falls on both. The figure is the median over the rounds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+OPERATIONS = CHECKOUT / "benches" / "operations.py"
+LIBRARY = CHECKOUT / "target" / "release" / "libmainstay.so"
+
+
+def environment(
+    platform: str, library: Path, create_options: dict[str, object], folder: Path
+) -> dict[str, str]:
+    """The environment in which JAX has one plugin, with these options, as its platform."""
+    config = folder / f"{platform}.json"
+    config.write_text(json.dumps({"library_path": str(library), "create_options": create_options}))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAINSTAY_", "JAX_"))}
+    return kept | {"PJRT_NAMES_AND_LIBRARY_PATHS": f"{platform}:{config}", "JAX_PLATFORMS": platform}
+
+
+class Bench:
+    """A process that measures on one plugin."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        """Starts the process and waits until its client is there."""
+        self.process = subprocess.Popen(
+            [sys.executable, OPERATIONS], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.names: list[str] = json.loads(self.answer())
+
+    def ask(self, name: str) -> float:
+        """Seconds of one operation."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{name}\n")
+        self.process.stdin.flush()
+        return float(self.answer())
+
+    def answer(self) -> str:
+        """The next line that the process prints."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"bench: {self.process.args!r} ended with exit code {self.process.wait()}")
+        return line.strip()
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def start_up(env: dict[str, str]) -> float:
+    """Seconds that a fresh process takes to make its client, without the imports."""
+    code = "import jax, time; b = time.perf_counter(); jax.devices(); print(time.perf_counter() - b)"
+    return float(subprocess.check_output([sys.executable, "-c", code], env=env, text=True, timeout=120))
+
+
+def show(name: str, raw: list[float], ours: list[float]) -> None:
+    """Prints one row: medians and their ratio."""
+    plugin, mainstay = statistics.median(raw), statistics.median(ours)
+    print(f"| {name} | {duration(plugin)} | {duration(mainstay)} | {mainstay / plugin:.2f} |", flush=True)
+
+
+def duration(seconds: float) -> str:
+    """A time with a unit that suits it."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.2f} {unit}"
+    return f"{seconds * 1e6:.1f} µs"
+
+
+def main() -> None:
+    """Measures everything and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each operation on each plugin")
+    parser.add_argument("--only", default="", help="measure only what has this in its name")
+    arguments = parser.parse_args()
+    plugin = Path(
+        subprocess.check_output([sys.executable, CHECKOUT / "scripts" / "plugins.py"], text=True).strip()
+    )
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        through = {"plugin": str(plugin), "slices": 1, "devices_per_slice": 1}
+        raw_env = environment("raw", plugin, {"cpu_device_count": 1}, folder)
+        ours_env = environment("mainstay", LIBRARY, through, folder)
+        print("| operation | real plugin | Mainstay | ratio |\n|---|---|---|---|")
+        raw, ours = Bench(raw_env), Bench(ours_env)
+        for name in filter(lambda name: arguments.only in name, raw.names):
+            pairs = [(raw.ask(name), ours.ask(name)) for _ in range(arguments.rounds)]
+            show(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        raw.close()
+        ours.close()
+        if arguments.only in "start":
+            two = environment("mainstay", LIBRARY, through | {"slices": 2}, folder)
+            times = [(start_up(raw_env), start_up(two)) for _ in range(3)]
+            show(
+                "start of a client (with 2 slices)", [pair[0] for pair in times], [pair[1] for pair in times]
+            )
+    print(f"\n{arguments.rounds} rounds in {time.perf_counter() - begin:.0f} s on {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()

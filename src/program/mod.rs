@@ -3,3 +3,4 @@
 #[allow(missing_docs, reason = "the fields are XLA's")]
 pub mod proto;
 pub mod signature;
+pub mod spanning;

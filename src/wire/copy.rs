@@ -159,22 +159,17 @@ impl Strided {
         let sources: SmallVec<[Dim; 6]> = outer.iter().map(|index| self.dims[*index]).collect();
         let targets = outer.iter().map(|index| Dim { size: self.dims[*index].size, stride: dense[*index] });
         let targets: SmallVec<[Dim; 6]> = targets.collect();
-        let mut target = Positions::new(&targets);
-        for offset in Positions::new(&sources) {
-            let target = target.next().unwrap_or(0);
+        for (offset, target) in Positions::new(&sources).zip(Positions::new(&targets)) {
             for row_tile in (0..rows.size).step_by(side) {
                 for tile in (0..last.size).step_by(side) {
                     for row in row_tile..rows.size.min(row_tile + side) {
-                        let source = offset + row as isize * rows.stride;
-                        let dense_row = target + row as isize * dense[near];
-                        for index in tile..last.size.min(tile + side) {
-                            // SAFETY: each index is below its dimension's size, so the source is within the reach
-                            // and the target within `len`.
-                            unsafe {
-                                let at = from.offset(source + index as isize * last.stride);
-                                let to = to.offset(dense_row + (index * N) as isize);
-                                std::ptr::copy_nonoverlapping(at, to, N);
-                            }
+                        let indices = tile..last.size.min(tile + side);
+                        // SAFETY: each index is below its dimension's size, so each source is within the reach and
+                        // each target within `len`.
+                        unsafe {
+                            let source = from.offset(offset + row as isize * rows.stride);
+                            let target = to.offset(target + row as isize * dense[near]);
+                            copy_row::<N>(source, last.stride, target, indices);
                         }
                     }
                 }
@@ -191,6 +186,17 @@ impl Strided {
             stride *= dim.size as isize;
         }
         strides
+    }
+}
+
+/// Copies `N` bytes for each index, `stride` apart in the source and dense in the target.
+///
+/// # Safety
+/// All of them are readable and writable.
+unsafe fn copy_row<const N: usize>(from: *const u8, stride: isize, to: *mut u8, indices: std::ops::Range<usize>) {
+    for index in indices {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from.offset(index as isize * stride), to.add(index * N), N) };
     }
 }
 

@@ -1,5 +1,5 @@
 //! Build steps: Rust bindings of our own C headers, so that layouts are declared once, in `include/`; Rust types for
-//! XLA's messages.
+//! XLA's messages; the fake plugin that tests use.
 
 use std::env;
 use std::error::Error;
@@ -15,7 +15,7 @@ const HEADERS: [&str; 3] = ["pjrt_c_api.h", "pjrt_extensions.h", "xla_ffi_c_api.
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     protos();
-    match bindings() {
+    match bindings().and_then(|()| fake_plugin()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -87,22 +87,15 @@ fn compiler_headers() -> Vec<String> {
 /// Appends one `sized!(name, size, size of the first version)` for every struct that begins with its own size.
 fn struct_sizes(header: &str, tables: &mut String) -> std::fmt::Result {
     let named = |line: &'static str| {
-        header
-            .lines()
-            .filter_map(move |text| text.strip_prefix(line)?.split_once(','))
-            .map(|(name, _)| name)
+        header.lines().filter_map(move |text| text.strip_prefix(line)?.split_once(',')).map(|(name, _)| name)
     };
     let grown: Vec<&str> = named("PJRT_STRUCT_BEGAN_AT(").collect();
     for name in named("PJRT_STRUCT_ENDS_AT(") {
         let opening = format!("struct {name} {{\n  ");
         let first = header.split_once(&opening).map_or("", |(_, body)| body);
-        if [
-            "size_t struct_size;",
-            "PJRT_Extension_Base base;",
-            "XLA_FFI_Extension_Base extension_base;",
-        ]
-        .iter()
-        .any(|field| first.starts_with(field))
+        if ["size_t struct_size;", "PJRT_Extension_Base base;", "XLA_FFI_Extension_Base extension_base;"]
+            .iter()
+            .any(|field| first.starts_with(field))
         {
             let least = if grown.contains(&name) { "FIRST" } else { "STRUCT" };
             writeln!(tables, "sized!({name}, {name}_STRUCT_SIZE, {name}_{least}_SIZE);")?;
@@ -119,9 +112,28 @@ fn functions(header: &str, tables: &mut String) -> std::fmt::Result {
         let Some(name) = line.strip_prefix("  X(").and_then(|line| line.split(')').next()) else {
             break;
         };
-        let returns =
-            if header.contains(&format!("typedef void {name}(")) { "nothing" } else { "error" };
+        let returns = if header.contains(&format!("typedef void {name}(")) { "nothing" } else { "error" };
         writeln!(tables, "    {name}({name}_Args) -> {returns},")?;
     }
     writeln!(tables, "}}")
+}
+
+/// Compiles `ffi/fake_*.c` into `OUT_DIR/libfake_plugin.so`, which Rust tests find through `env!("MAINSTAY_FAKE_PLUGIN")`.
+fn fake_plugin() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=ffi");
+    let library = PathBuf::from(env::var("OUT_DIR")?).join("libfake_plugin.so");
+    let mut compiler = cc::Build::new().try_get_compiler()?.to_command();
+    compiler.args(["-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Iinclude"]);
+    compiler.args(["-Wall", "-Wextra", "-Wl,-z,defs", "-o"]).arg(&library);
+    for entry in fs::read_dir("ffi")? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "c") {
+            compiler.arg(path);
+        }
+    }
+    if !compiler.status()?.success() {
+        return Err("the fake plugin in ffi/ could not be compiled: the C compiler says above what is wrong".into());
+    }
+    println!("cargo::rustc-env=MAINSTAY_FAKE_PLUGIN={}", library.display());
+    Ok(())
 }

@@ -57,10 +57,7 @@ fn find(element_type: u32) -> Result<&'static Element, Status> {
     // INVALID is 0 and in no row.
     let row = (element_type as usize).checked_sub(1).and_then(|place| ELEMENTS.get(place));
     row.ok_or_else(|| {
-        Status::invalid(format!(
-            "element type {element_type} is none that Mainstay knows (1 to {})",
-            ELEMENTS.len()
-        ))
+        Status::invalid(format!("element type {element_type} is none that Mainstay knows (1 to {})", ELEMENTS.len()))
     })
 }
 
@@ -104,8 +101,7 @@ pub fn count(dims: &[i64]) -> Result<u64, Status> {
     if dims.contains(&0) {
         return Ok(0);
     }
-    let product =
-        dims.iter().try_fold(1_u64, |product, dim| product.checked_mul(dim.unsigned_abs()));
+    let product = dims.iter().try_fold(1_u64, |product, dim| product.checked_mul(dim.unsigned_abs()));
     product.ok_or_else(|| too_large(dims))
 }
 

@@ -60,9 +60,7 @@ impl InnerApi {
     /// # Safety
     /// `api` is null or points to a table that lives, unchanged, as long as the process.
     pub unsafe fn new(api: *const sys::PJRT_Api) -> Result<Self, Status> {
-        let refuse = |why: String| {
-            Err(Status::failed_precondition(format!("the inner plugin can't be used: {why}")))
-        };
+        let refuse = |why: String| Err(Status::failed_precondition(format!("the inner plugin can't be used: {why}")));
         if api.is_null() {
             return refuse("its GetPjrtApi returned a null pointer".into());
         }
@@ -82,9 +80,7 @@ impl InnerApi {
         }
         let inner = Self { table };
         let (major, minor) = inner.version();
-        if i64::from(major) != i64::from(sys::PJRT_API_MAJOR)
-            || i64::from(minor) < i64::from(OLDEST_MINOR)
-        {
+        if i64::from(major) != i64::from(sys::PJRT_API_MAJOR) || i64::from(minor) < i64::from(OLDEST_MINOR) {
             return refuse(format!(
                 "it speaks PJRT {major}.{minor}, and Mainstay serves {}.{OLDEST_MINOR} and newer; use a newer build of it",
                 sys::PJRT_API_MAJOR
@@ -180,9 +176,7 @@ impl InnerApi {
             }
         }
         // SAFETY: the words live as long as the error.
-        let words =
-            String::from_utf8_lossy(unsafe { bytes(message.message, message.message_size) })
-                .into_owned();
+        let words = String::from_utf8_lossy(unsafe { bytes(message.message, message.message_size) }).into_owned();
         // SAFETY: the error lives.
         let payloads = unsafe { self.payloads(error) };
         Status { payloads: payloads.into(), ..Status::new(Code::from_raw(code.code), words) }

@@ -46,9 +46,7 @@ pub unsafe trait Call: StructSize {
     const SLOT: Slot;
 
     /// The function, if the plugin has it.
-    fn function(
-        table: &sys::PJRT_Api,
-    ) -> Option<unsafe extern "C" fn(*mut Self) -> *mut sys::PJRT_Error>;
+    fn function(table: &sys::PJRT_Api) -> Option<unsafe extern "C" fn(*mut Self) -> *mut sys::PJRT_Error>;
 }
 
 macro_rules! slots {
@@ -82,9 +80,7 @@ macro_rules! call {
         unsafe impl Call for sys::$args {
             const SLOT: Slot = Slot::$function;
 
-            fn function(
-                table: &sys::PJRT_Api,
-            ) -> Option<unsafe extern "C" fn(*mut Self) -> *mut sys::PJRT_Error> {
+            fn function(table: &sys::PJRT_Api) -> Option<unsafe extern "C" fn(*mut Self) -> *mut sys::PJRT_Error> {
                 table.$function
             }
         }
@@ -98,16 +94,12 @@ impl Slot {
     /// The minor version that brought the function ([`OLDEST_MINOR`] for older ones).
     pub fn since(self) -> u32 {
         let place = self as usize;
-        HISTORY
-            .iter()
-            .find(|(_, functions)| place < *functions)
-            .map_or(sys::PJRT_API_MINOR, |(minor, _)| *minor)
+        HISTORY.iter().find(|(_, functions)| place < *functions).map_or(sys::PJRT_API_MINOR, |(minor, _)| *minor)
     }
 
     /// Bytes from the start of `PJRT_Api` to the end of the function's pointer.
     pub fn end(self) -> usize {
-        std::mem::offset_of!(sys::PJRT_Api, PJRT_Error_Destroy)
-            + (self as usize + 1) * size_of::<usize>()
+        std::mem::offset_of!(sys::PJRT_Api, PJRT_Error_Destroy) + (self as usize + 1) * size_of::<usize>()
     }
 }
 

@@ -34,13 +34,13 @@ impl Buffer {
     /// Happens when the buffer has its value, or fails with why it has none.
     pub fn ready(&self) -> Result<Event, Status> {
         let args =
-            call!(self.client.plugin(), PJRT_Buffer_ReadyEvent, PJRT_Buffer_ReadyEvent_Args { buffer: self.raw() })?;
+            call!(self.client.plugin(), PJRT_Buffer_ReadyEvent_Args { buffer: self.raw() })?;
         Ok(Event::new(self.client.plugin(), args.event))
     }
 
     /// Copies into another memory of the same client.
     pub fn copy_to(&self, memory: Memory<'_>) -> Result<Self, Status> {
-        let args = call!(self.client.plugin(), PJRT_Buffer_CopyToMemory, PJRT_Buffer_CopyToMemory_Args {
+        let args = call!(self.client.plugin(), PJRT_Buffer_CopyToMemory_Args {
             buffer: self.raw(),
             dst_memory: memory.raw(),
         })?;
@@ -50,7 +50,7 @@ impl Buffer {
     /// The same bytes as another type, shape and layout. The new buffer has an owner of its own.
     pub fn bitcast(&self, spec: &BufferSpec) -> Result<Self, Status> {
         let mut device_layout = spec.layout.as_ref().map(layout::to_c);
-        let args = call!(self.client.plugin(), PJRT_Buffer_Bitcast, PJRT_Buffer_Bitcast_Args {
+        let args = call!(self.client.plugin(), PJRT_Buffer_Bitcast_Args {
             buffer: self.raw(),
             element_type: spec.element_type,
             dims: spec.dims.as_ptr(),
@@ -69,7 +69,7 @@ impl Buffer {
     /// `to` must point to `len` bytes that nobody else uses until the event has happened.
     pub unsafe fn to_host(&self, layout: Option<&Layout>, to: *mut c_void, len: usize) -> Result<Event, Status> {
         let mut host_layout = layout.map(layout::to_c);
-        let args = call!(self.client.plugin(), PJRT_Buffer_ToHostBuffer, PJRT_Buffer_ToHostBuffer_Args {
+        let args = call!(self.client.plugin(), PJRT_Buffer_ToHostBuffer_Args {
             src: self.raw(),
             host_layout: host_layout.as_mut().map_or(std::ptr::null_mut(), |layout| layout),
             dst: to,
@@ -83,7 +83,7 @@ impl Buffer {
     /// # Safety
     /// As for [`Buffer::to_host`].
     pub unsafe fn raw_to_host(&self, offset: i64, to: *mut c_void, len: usize) -> Result<Event, Status> {
-        let args = call!(self.client.plugin(), PJRT_Buffer_CopyRawToHost, PJRT_Buffer_CopyRawToHost_Args {
+        let args = call!(self.client.plugin(), PJRT_Buffer_CopyRawToHost_Args {
             buffer: self.raw(),
             dst: to,
             offset: offset,
@@ -94,13 +94,13 @@ impl Buffer {
 
     /// The number of dimensions.
     pub fn rank(&self) -> Result<usize, Status> {
-        call!(self.client.plugin(), PJRT_Buffer_Dimensions, PJRT_Buffer_Dimensions_Args { buffer: self.raw() })
+        call!(self.client.plugin(), PJRT_Buffer_Dimensions_Args { buffer: self.raw() })
             .map(|args| args.num_dims)
     }
 
     /// Bytes on the device.
     pub fn on_device_size(&self) -> Result<u64, Status> {
-        call!(self.client.plugin(), PJRT_Buffer_OnDeviceSizeInBytes, PJRT_Buffer_OnDeviceSizeInBytes_Args {
+        call!(self.client.plugin(), PJRT_Buffer_OnDeviceSizeInBytes_Args {
             buffer: self.raw()
         })
         .map(|args| args.on_device_size_in_bytes as u64)
@@ -109,6 +109,6 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        destroy!(self.client.plugin(), PJRT_Buffer_Destroy, PJRT_Buffer_Destroy_Args { buffer: self.raw() });
+        destroy!(self.client.plugin(), PJRT_Buffer_Destroy_Args { buffer: self.raw() });
     }
 }

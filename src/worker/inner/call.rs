@@ -2,31 +2,31 @@
 
 use std::ffi::c_char;
 
-/// Calls a function of the plugin with an argument structure: `call!(plugin, Function, Function_Args { field: … })`,
-/// or of an extension: `call!(plugin, layouts.Function, …)`. Gives the structure back, with what the plugin wrote
-/// into it, or the error as a [`crate::abi::Status`].
+/// Calls the function of the plugin that takes an argument structure: `call!(plugin, Function_Args { field: … })`, or
+/// one of an extension: `call!(plugin, layouts.Function, Function_Args { … })`. Gives the structure back, with what the
+/// plugin wrote into it, or the error as a [`crate::abi::Status`].
 ///
 /// The handles and pointers put into the fields must be valid during the call: the wrappers that use this macro own
 /// or borrow what they pass.
 macro_rules! call {
-    ($plugin:expr, $function:ident, $args:ident { $($field:ident: $value:expr),* $(,)? }) => {
-        call!($plugin, table.$function, $args { $($field: $value),* })
-    };
-    ($plugin:expr, $table:ident.$function:ident, $args:ident { $($field:ident: $value:expr),* $(,)? }) => {{
+    ($plugin:expr, $args:ident { $($field:ident: $value:expr),* $(,)? }) => {{
         let plugin: &$crate::worker::inner::Plugin = $plugin;
-        match plugin.$table.$function {
+        #[allow(unused_mut, reason = "a structure without fields of its own")]
+        let mut args = $crate::abi::new_args::<$crate::abi::sys::$args>();
+        $(args.$field = $value;)*
+        // SAFETY: the pointers in the structure are valid, as this macro demands.
+        unsafe { plugin.api.call(&mut args) }.map(|()| args)
+    }};
+    ($plugin:expr, $extension:ident.$function:ident, $args:ident { $($field:ident: $value:expr),* $(,)? }) => {{
+        let plugin: &$crate::worker::inner::Plugin = $plugin;
+        match plugin.$extension.$function {
             None => Err(plugin.absent(stringify!($function))),
             Some(function) => {
-                // SAFETY: argument structures are made of integers, pointers and optional functions; zero is a value
-                // of each.
-                let mut args: $crate::abi::sys::$args = unsafe { std::mem::zeroed() };
-                args.struct_size = size_of::<$crate::abi::sys::$args>();
+                let mut args = $crate::abi::new_args::<$crate::abi::sys::$args>();
                 $(args.$field = $value;)*
-                // SAFETY: the plugin gave this function for this structure, which says its size; the pointers in it
-                // are valid as this macro demands.
-                let error = unsafe { function(&mut args) };
-                // SAFETY: the plugin has just made the error, and nobody else has it.
-                unsafe { plugin.check(error) }.map(|()| args)
+                // SAFETY: the extension pairs function and structure; the pointers in it are valid, as this macro
+                // demands. The error is the plugin's, and nobody else has it.
+                unsafe { plugin.api.check(function(&mut args)) }.map(|()| args)
             }
         }
     }};

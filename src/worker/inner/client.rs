@@ -60,7 +60,7 @@ impl Client {
     /// Creates a client. It has no key-value store: it is the only process of its kind.
     pub fn new(plugin: &'static Plugin, options: &[NamedValue]) -> Result<Self, Status> {
         let options = named_values::to_c(options);
-        let args = call!(plugin, PJRT_Client_Create, PJRT_Client_Create_Args {
+        let args = call!(plugin, PJRT_Client_Create_Args {
             create_options: options.as_ptr(),
             num_options: options.len(),
         })?;
@@ -82,7 +82,7 @@ impl Client {
 
     /// The platform's name: `cpu`, `tpu`, ….
     pub fn platform_name(&self) -> Result<String, Status> {
-        let args = call!(self.plugin(), PJRT_Client_PlatformName, PJRT_Client_PlatformName_Args { client: self.raw() })?;
+        let args = call!(self.plugin(), PJRT_Client_PlatformName_Args { client: self.raw() })?;
         // SAFETY: the text lives as long as the client.
         Ok(unsafe { text(args.platform_name, args.platform_name_size) })
     }
@@ -90,14 +90,14 @@ impl Client {
     /// The platform's version, for people.
     pub fn platform_version(&self) -> Result<String, Status> {
         let args =
-            call!(self.plugin(), PJRT_Client_PlatformVersion, PJRT_Client_PlatformVersion_Args { client: self.raw() })?;
+            call!(self.plugin(), PJRT_Client_PlatformVersion_Args { client: self.raw() })?;
         // SAFETY: the text lives as long as the client.
         Ok(unsafe { text(args.platform_version, args.platform_version_size) })
     }
 
     /// The number of this process among those that share the client's devices.
     pub fn process_index(&self) -> Result<i32, Status> {
-        call!(self.plugin(), PJRT_Client_ProcessIndex, PJRT_Client_ProcessIndex_Args { client: self.raw() })
+        call!(self.plugin(), PJRT_Client_ProcessIndex_Args { client: self.raw() })
             .map(|args| args.process_index)
     }
 
@@ -127,7 +127,7 @@ impl Client {
 
     /// The topology of the client's devices.
     pub fn topology(&self) -> Result<Topology<'_>, Status> {
-        let args = call!(self.plugin(), PJRT_Client_TopologyDescription, PJRT_Client_TopologyDescription_Args {
+        let args = call!(self.plugin(), PJRT_Client_TopologyDescription_Args {
             client: self.raw()
         })?;
         Topology::borrowed(self, args.topology)
@@ -138,7 +138,7 @@ impl Client {
         let bounds = || Status::invalid(format!("{replicas} replicas of {partitions} partitions are too many"));
         let size = replicas.checked_mul(partitions).filter(|size| *size <= 1 << 24).ok_or_else(bounds)? as usize;
         let mut assignment = vec![0; size];
-        call!(self.plugin(), PJRT_Client_DefaultDeviceAssignment, PJRT_Client_DefaultDeviceAssignment_Args {
+        call!(self.plugin(), PJRT_Client_DefaultDeviceAssignment_Args {
             client: self.raw(),
             num_replicas: replicas as i32,
             num_partitions: partitions as i32,
@@ -151,7 +151,7 @@ impl Client {
     /// Compiles and loads a program. `options`: `CompileOptionsProto`.
     pub fn compile(&self, program: Program<'_>, options: &[u8]) -> Result<LoadedExecutable, Status> {
         let program = program.to_c();
-        let args = call!(self.plugin(), PJRT_Client_Compile, PJRT_Client_Compile_Args {
+        let args = call!(self.plugin(), PJRT_Client_Compile_Args {
             client: self.raw(),
             program: &program,
             compile_options: options.as_ptr().cast(),
@@ -163,7 +163,7 @@ impl Client {
     /// Loads what [`super::Executable::serialize`] gave. `options` may be empty: those it was compiled with.
     pub fn load(&self, serialized: &[u8], options: &[u8]) -> Result<LoadedExecutable, Status> {
         let options = (!options.is_empty()).then_some(options);
-        let args = call!(self.plugin(), PJRT_Executable_DeserializeAndLoad, PJRT_Executable_DeserializeAndLoad_Args {
+        let args = call!(self.plugin(), PJRT_Executable_DeserializeAndLoad_Args {
             client: self.raw(),
             serialized_executable: serialized.as_ptr().cast(),
             serialized_executable_size: serialized.len(),
@@ -180,7 +180,7 @@ impl Client {
     /// semantics promise.
     pub unsafe fn buffer_from_host(&self, data: HostData, spec: &BufferSpec) -> Result<(Buffer, Event), Status> {
         let mut device_layout = spec.layout.as_ref().map(layout::to_c);
-        let args = call!(self.plugin(), PJRT_Client_BufferFromHostBuffer, PJRT_Client_BufferFromHostBuffer_Args {
+        let args = call!(self.plugin(), PJRT_Client_BufferFromHostBuffer_Args {
             client: self.raw(),
             data: data.data,
             type_: spec.element_type,
@@ -198,7 +198,7 @@ impl Client {
     pub fn uninitialized_buffer(&self, spec: &BufferSpec) -> Result<Buffer, Status> {
         let mut layout = spec.layout.as_ref().map(layout::to_c);
         let args =
-            call!(self.plugin(), PJRT_Client_CreateUninitializedBuffer, PJRT_Client_CreateUninitializedBuffer_Args {
+            call!(self.plugin(), PJRT_Client_CreateUninitializedBuffer_Args {
                 client: self.raw(),
                 shape_dims: spec.dims.as_ptr(),
                 shape_num_dims: spec.dims.len(),
@@ -212,7 +212,7 @@ impl Client {
 
 impl Handle {
     fn list_devices(&self) -> Result<Vec<*mut sys::PJRT_Device>, Status> {
-        let args = call!(self.plugin, PJRT_Client_AddressableDevices, PJRT_Client_AddressableDevices_Args {
+        let args = call!(self.plugin, PJRT_Client_AddressableDevices_Args {
             client: self.raw.as_ptr()
         })?;
         // SAFETY: the list lives as long as the client, and its devices too.
@@ -220,7 +220,7 @@ impl Handle {
     }
 
     fn list_memories(&self) -> Result<Vec<*mut sys::PJRT_Memory>, Status> {
-        let args = call!(self.plugin, PJRT_Client_AddressableMemories, PJRT_Client_AddressableMemories_Args {
+        let args = call!(self.plugin, PJRT_Client_AddressableMemories_Args {
             client: self.raw.as_ptr()
         })?;
         // SAFETY: as above.
@@ -230,6 +230,6 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        destroy!(self.plugin, PJRT_Client_Destroy, PJRT_Client_Destroy_Args { client: self.raw.as_ptr() });
+        destroy!(self.plugin, PJRT_Client_Destroy_Args { client: self.raw.as_ptr() });
     }
 }

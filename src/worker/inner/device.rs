@@ -44,20 +44,20 @@ impl<'c> Device<'c> {
 
     /// What the device is.
     pub fn description(&self) -> Result<DeviceDescription<'c>, Status> {
-        let args = call!(self.plugin(), PJRT_Device_GetDescription, PJRT_Device_GetDescription_Args { device: self.raw })?;
+        let args = call!(self.plugin(), PJRT_Device_GetDescription_Args { device: self.raw })?;
         Ok(DeviceDescription { plugin: self.plugin(), raw: args.device_description, owner: PhantomData })
     }
 
     /// The number of the hardware that the device stands for, or -1.
     pub fn local_hardware_id(&self) -> Result<i32, Status> {
-        call!(self.plugin(), PJRT_Device_LocalHardwareId, PJRT_Device_LocalHardwareId_Args { device: self.raw })
+        call!(self.plugin(), PJRT_Device_LocalHardwareId_Args { device: self.raw })
             .map(|args| args.local_hardware_id)
     }
 
     /// Memories that the device reaches.
     pub fn memories(&self) -> Result<Vec<Memory<'c>>, Status> {
         let args =
-            call!(self.plugin(), PJRT_Device_AddressableMemories, PJRT_Device_AddressableMemories_Args {
+            call!(self.plugin(), PJRT_Device_AddressableMemories_Args {
                 device: self.raw
             })?;
         // SAFETY: the list lives as long as the client.
@@ -67,13 +67,13 @@ impl<'c> Device<'c> {
 
     /// The memory that the device uses unless told otherwise.
     pub fn default_memory(&self) -> Result<Memory<'c>, Status> {
-        let args = call!(self.plugin(), PJRT_Device_DefaultMemory, PJRT_Device_DefaultMemory_Args { device: self.raw })?;
+        let args = call!(self.plugin(), PJRT_Device_DefaultMemory_Args { device: self.raw })?;
         Ok(Memory::new(self.client, args.memory))
     }
 
     /// The attributes that the device itself has, beside those of its description (since 0.92).
     pub fn attributes(&self) -> Result<Vec<NamedValue>, Status> {
-        let args = call!(self.plugin(), PJRT_Device_GetAttributes, PJRT_Device_GetAttributes_Args { device: self.raw })?;
+        let args = call!(self.plugin(), PJRT_Device_GetAttributes_Args { device: self.raw })?;
         // SAFETY: the attributes live until their deleter is called.
         let attributes = unsafe { named_values::read(args.attributes, args.num_attributes) };
         if let Some(delete) = args.attributes_deleter {
@@ -85,7 +85,7 @@ impl<'c> Device<'c> {
 
     /// Memory statistics, by the interface's names of them; those that the plugin does not set are left out.
     pub fn memory_stats(&self) -> Result<Vec<NamedValue>, Status> {
-        let stats = call!(self.plugin(), PJRT_Device_MemoryStats, PJRT_Device_MemoryStats_Args { device: self.raw })?;
+        let stats = call!(self.plugin(), PJRT_Device_MemoryStats_Args { device: self.raw })?;
         let numbers = [
             ("bytes_in_use", stats.bytes_in_use, true),
             ("peak_bytes_in_use", stats.peak_bytes_in_use, stats.peak_bytes_in_use_is_set),
@@ -106,7 +106,7 @@ impl<'c> Device<'c> {
 
     /// Starts the peaks of the memory statistics anew.
     pub fn clear_memory_stats(&self) -> Result<(), Status> {
-        call!(self.plugin(), PJRT_Device_ClearMemoryStats, PJRT_Device_ClearMemoryStats_Args { device: self.raw })
+        call!(self.plugin(), PJRT_Device_ClearMemoryStats_Args { device: self.raw })
             .map(|_| ())
     }
 }
@@ -125,13 +125,13 @@ impl<'c> DeviceDescription<'c> {
 
     /// The device's id, unique among all of its kind.
     pub fn id(&self) -> Result<i32, Status> {
-        call!(self.plugin, PJRT_DeviceDescription_Id, PJRT_DeviceDescription_Id_Args { device_description: self.raw })
+        call!(self.plugin, PJRT_DeviceDescription_Id_Args { device_description: self.raw })
             .map(|args| args.id)
     }
 
     /// The process that the device belongs to.
     pub fn process_index(&self) -> Result<i32, Status> {
-        call!(self.plugin, PJRT_DeviceDescription_ProcessIndex, PJRT_DeviceDescription_ProcessIndex_Args {
+        call!(self.plugin, PJRT_DeviceDescription_ProcessIndex_Args {
             device_description: self.raw
         })
         .map(|args| args.process_index)
@@ -139,7 +139,7 @@ impl<'c> DeviceDescription<'c> {
 
     /// The kind of the device, as its vendor calls it.
     pub fn kind(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_DeviceDescription_Kind, PJRT_DeviceDescription_Kind_Args {
+        let args = call!(self.plugin, PJRT_DeviceDescription_Kind_Args {
             device_description: self.raw
         })?;
         // SAFETY: the text lives as long as the description.
@@ -148,7 +148,7 @@ impl<'c> DeviceDescription<'c> {
 
     /// The device in words, in full.
     pub fn debug_string(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_DeviceDescription_DebugString, PJRT_DeviceDescription_DebugString_Args {
+        let args = call!(self.plugin, PJRT_DeviceDescription_DebugString_Args {
             device_description: self.raw
         })?;
         // SAFETY: as above.
@@ -157,7 +157,7 @@ impl<'c> DeviceDescription<'c> {
 
     /// The device in words, in short.
     pub fn to_text(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_DeviceDescription_ToString, PJRT_DeviceDescription_ToString_Args {
+        let args = call!(self.plugin, PJRT_DeviceDescription_ToString_Args {
             device_description: self.raw
         })?;
         // SAFETY: as above.
@@ -166,7 +166,7 @@ impl<'c> DeviceDescription<'c> {
 
     /// Attributes of the description.
     pub fn attributes(&self) -> Result<Vec<NamedValue>, Status> {
-        let args = call!(self.plugin, PJRT_DeviceDescription_Attributes, PJRT_DeviceDescription_Attributes_Args {
+        let args = call!(self.plugin, PJRT_DeviceDescription_Attributes_Args {
             device_description: self.raw
         })?;
         // SAFETY: the attributes live as long as the description.
@@ -212,39 +212,39 @@ impl<'c> Memory<'c> {
 
     /// The memory's id.
     pub fn id(&self) -> Result<i32, Status> {
-        call!(self.plugin(), PJRT_Memory_Id, PJRT_Memory_Id_Args { memory: self.raw }).map(|args| args.id)
+        call!(self.plugin(), PJRT_Memory_Id_Args { memory: self.raw }).map(|args| args.id)
     }
 
     /// The memory's kind: `device`, `pinned_host`, ….
     pub fn kind(&self) -> Result<String, Status> {
-        let args = call!(self.plugin(), PJRT_Memory_Kind, PJRT_Memory_Kind_Args { memory: self.raw })?;
+        let args = call!(self.plugin(), PJRT_Memory_Kind_Args { memory: self.raw })?;
         // SAFETY: the text lives as long as the client.
         Ok(unsafe { text(args.kind, args.kind_size) })
     }
 
     /// The number of the memory's kind.
     pub fn kind_id(&self) -> Result<i32, Status> {
-        call!(self.plugin(), PJRT_Memory_Kind_Id, PJRT_Memory_Kind_Id_Args { memory: self.raw })
+        call!(self.plugin(), PJRT_Memory_Kind_Id_Args { memory: self.raw })
             .map(|args| args.kind_id)
     }
 
     /// The memory in words, in full.
     pub fn debug_string(&self) -> Result<String, Status> {
-        let args = call!(self.plugin(), PJRT_Memory_DebugString, PJRT_Memory_DebugString_Args { memory: self.raw })?;
+        let args = call!(self.plugin(), PJRT_Memory_DebugString_Args { memory: self.raw })?;
         // SAFETY: as above.
         Ok(unsafe { text(args.debug_string, args.debug_string_size) })
     }
 
     /// The memory in words, in short.
     pub fn to_text(&self) -> Result<String, Status> {
-        let args = call!(self.plugin(), PJRT_Memory_ToString, PJRT_Memory_ToString_Args { memory: self.raw })?;
+        let args = call!(self.plugin(), PJRT_Memory_ToString_Args { memory: self.raw })?;
         // SAFETY: as above.
         Ok(unsafe { text(args.to_string, args.to_string_size) })
     }
 
     /// Devices that reach the memory.
     pub fn devices(&self) -> Result<Vec<Device<'c>>, Status> {
-        let args = call!(self.plugin(), PJRT_Memory_AddressableByDevices, PJRT_Memory_AddressableByDevices_Args {
+        let args = call!(self.plugin(), PJRT_Memory_AddressableByDevices_Args {
             memory: self.raw
         })?;
         // SAFETY: the list lives as long as the client.

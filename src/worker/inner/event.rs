@@ -30,7 +30,7 @@ impl Event {
     pub fn on_ready(mut self, then: impl FnOnce(Result<(), Status>) + Send + 'static) {
         let Some(raw) = self.raw.take() else { return then(Ok(())) };
         let armed = Box::into_raw(Box::new(Armed { event: Self { plugin: self.plugin, raw: Some(raw) }, then }));
-        let registered = call!(self.plugin, PJRT_Event_OnReady, PJRT_Event_OnReady_Args {
+        let registered = call!(self.plugin, PJRT_Event_OnReady_Args {
             event: raw.as_ptr(),
             callback: Some(on_ready_callback(armed)),
             user_arg: armed.cast(),
@@ -48,14 +48,14 @@ impl Event {
     /// The event's own error.
     pub fn wait(&self) -> Result<(), Status> {
         let Some(raw) = self.raw else { return Ok(()) };
-        call!(self.plugin, PJRT_Event_Await, PJRT_Event_Await_Args { event: raw.as_ptr() }).map(|_| ())
+        call!(self.plugin, PJRT_Event_Await_Args { event: raw.as_ptr() }).map(|_| ())
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
         if let Some(raw) = self.raw {
-            destroy!(self.plugin, PJRT_Event_Destroy, PJRT_Event_Destroy_Args { event: raw.as_ptr() });
+            destroy!(self.plugin, PJRT_Event_Destroy_Args { event: raw.as_ptr() });
         }
     }
 }
@@ -74,7 +74,7 @@ fn on_ready_callback<F: FnOnce(Result<(), Status>)>(
         // SAFETY: the plugin calls back once, with the pointer it was given: a box of this type.
         let armed = unsafe { Box::from_raw(armed.cast::<Armed<F>>()) };
         // SAFETY: the plugin hands the error over.
-        let result = unsafe { armed.event.plugin.check(error) };
+        let result = unsafe { armed.event.plugin.api.check(error) };
         drop(armed.event);
         (armed.then)(result);
     }

@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::call::{bytes, call, destroy, list, text};
 use super::{Buffer, Client, Device, Event, Plugin, named_values};
-use crate::abi::{Status, sys};
+use crate::abi::{Status, new_args, sys};
 use crate::wire::message::{Dims, NamedValue};
 
 /// Source of a program.
@@ -22,14 +22,12 @@ pub struct Program<'a> {
 impl Program<'_> {
     /// The C form, which points into the program.
     pub(super) fn to_c(self) -> sys::PJRT_Program {
-        sys::PJRT_Program {
-            struct_size: size_of::<sys::PJRT_Program>(),
-            extension_start: std::ptr::null_mut(),
-            code: self.code.as_ptr().cast::<c_char>().cast_mut(),
-            code_size: self.code.len(),
-            format: self.format.as_ptr().cast(),
-            format_size: self.format.len(),
-        }
+        let mut program = new_args::<sys::PJRT_Program>();
+        program.code = self.code.as_ptr().cast::<c_char>().cast_mut();
+        program.code_size = self.code.len();
+        program.format = self.format.as_ptr().cast();
+        program.format_size = self.format.len();
+        program
     }
 }
 
@@ -62,32 +60,32 @@ impl Executable {
 
     /// The program's name.
     pub fn name(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_Executable_Name, PJRT_Executable_Name_Args { executable: self.raw() })?;
+        let args = call!(self.plugin, PJRT_Executable_Name_Args { executable: self.raw() })?;
         // SAFETY: the text lives as long as the executable.
         Ok(unsafe { text(args.executable_name, args.executable_name_size) })
     }
 
     /// Replicas.
     pub fn num_replicas(&self) -> Result<usize, Status> {
-        call!(self.plugin, PJRT_Executable_NumReplicas, PJRT_Executable_NumReplicas_Args { executable: self.raw() })
+        call!(self.plugin, PJRT_Executable_NumReplicas_Args { executable: self.raw() })
             .map(|args| args.num_replicas)
     }
 
     /// Partitions.
     pub fn num_partitions(&self) -> Result<usize, Status> {
-        call!(self.plugin, PJRT_Executable_NumPartitions, PJRT_Executable_NumPartitions_Args { executable: self.raw() })
+        call!(self.plugin, PJRT_Executable_NumPartitions_Args { executable: self.raw() })
             .map(|args| args.num_partitions)
     }
 
     /// Outputs of one device.
     pub fn num_outputs(&self) -> Result<usize, Status> {
-        call!(self.plugin, PJRT_Executable_NumOutputs, PJRT_Executable_NumOutputs_Args { executable: self.raw() })
+        call!(self.plugin, PJRT_Executable_NumOutputs_Args { executable: self.raw() })
             .map(|args| args.num_outputs)
     }
 
     /// `PJRT_Buffer_Type` of each output.
     pub fn output_types(&self) -> Result<Vec<u32>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_OutputElementTypes, PJRT_Executable_OutputElementTypes_Args {
+        let args = call!(self.plugin, PJRT_Executable_OutputElementTypes_Args {
             executable: self.raw()
         })?;
         // SAFETY: the list lives as long as the executable.
@@ -96,7 +94,7 @@ impl Executable {
 
     /// Dimensions of each output.
     pub fn output_dims(&self) -> Result<Vec<Dims>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_OutputDimensions, PJRT_Executable_OutputDimensions_Args {
+        let args = call!(self.plugin, PJRT_Executable_OutputDimensions_Args {
             executable: self.raw()
         })?;
         // SAFETY: both lists live as long as the executable; the second says how the first is divided.
@@ -109,7 +107,7 @@ impl Executable {
 
     /// The kind of memory of each output.
     pub fn output_memory_kinds(&self) -> Result<Vec<String>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_OutputMemoryKinds, PJRT_Executable_OutputMemoryKinds_Args {
+        let args = call!(self.plugin, PJRT_Executable_OutputMemoryKinds_Args {
             executable: self.raw()
         })?;
         // SAFETY: the lists live as long as the executable.
@@ -118,7 +116,7 @@ impl Executable {
 
     /// The kind of memory of each parameter (since 0.11x).
     pub fn parameter_memory_kinds(&self) -> Result<Vec<String>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_ParameterMemoryKinds, PJRT_Executable_ParameterMemoryKinds_Args {
+        let args = call!(self.plugin, PJRT_Executable_ParameterMemoryKinds_Args {
             executable: self.raw()
         })?;
         // SAFETY: the lists live as long as the executable.
@@ -151,7 +149,6 @@ impl Executable {
     pub fn generated_code_size(&self) -> Result<i64, Status> {
         call!(
             self.plugin,
-            PJRT_Executable_SizeOfGeneratedCodeInBytes,
             PJRT_Executable_SizeOfGeneratedCodeInBytes_Args { executable: self.raw() }
         )
         .map(|args| args.size_in_bytes)
@@ -160,14 +157,14 @@ impl Executable {
     /// Bytes that differ between programs that differ.
     pub fn fingerprint(&self) -> Result<Vec<u8>, Status> {
         let args =
-            call!(self.plugin, PJRT_Executable_Fingerprint, PJRT_Executable_Fingerprint_Args { executable: self.raw() })?;
+            call!(self.plugin, PJRT_Executable_Fingerprint_Args { executable: self.raw() })?;
         // SAFETY: the bytes live as long as the executable.
         Ok(unsafe { bytes(args.executable_fingerprint, args.executable_fingerprint_size) })
     }
 
     /// What the program will cost, by the plugin's own names.
     pub fn cost_analysis(&self) -> Result<Vec<NamedValue>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_GetCostAnalysis, PJRT_Executable_GetCostAnalysis_Args {
+        let args = call!(self.plugin, PJRT_Executable_GetCostAnalysis_Args {
             executable: self.raw()
         })?;
         // SAFETY: the list lives as long as the executable.
@@ -179,7 +176,6 @@ impl Executable {
     pub fn memory_stats(&self) -> Result<Vec<i64>, Status> {
         let stats = call!(
             self.plugin,
-            PJRT_Executable_GetCompiledMemoryStats,
             PJRT_Executable_GetCompiledMemoryStats_Args { executable: self.raw() }
         )?;
         Ok(vec![
@@ -216,7 +212,7 @@ impl Executable {
     }
 
     fn ask_optimized_program(&self, program: &mut sys::PJRT_Program) -> Result<(), Status> {
-        call!(self.plugin, PJRT_Executable_OptimizedProgram, PJRT_Executable_OptimizedProgram_Args {
+        call!(self.plugin, PJRT_Executable_OptimizedProgram_Args {
             executable: self.raw(),
             program: program,
         })
@@ -226,7 +222,7 @@ impl Executable {
     /// The compiled program in bytes, for [`Client::load`].
     pub fn serialize(&self) -> Result<Vec<u8>, Status> {
         let args =
-            call!(self.plugin, PJRT_Executable_Serialize, PJRT_Executable_Serialize_Args { executable: self.raw() })?;
+            call!(self.plugin, PJRT_Executable_Serialize_Args { executable: self.raw() })?;
         // SAFETY: the bytes live until their deleter is called.
         let serialized = unsafe { bytes(args.serialized_bytes, args.serialized_bytes_size) };
         if let Some(delete) = args.serialized_executable_deleter {
@@ -238,7 +234,7 @@ impl Executable {
 
     /// `CompileOptionsProto` that the program was compiled with (since 0.8x).
     pub fn compile_options(&self) -> Result<Vec<u8>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_GetCompileOptions, PJRT_Executable_GetCompileOptions_Args {
+        let args = call!(self.plugin, PJRT_Executable_GetCompileOptions_Args {
             executable: self.raw()
         })?;
         // SAFETY: the bytes live until their deleter is called.
@@ -253,7 +249,7 @@ impl Executable {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        destroy!(self.plugin, PJRT_Executable_Destroy, PJRT_Executable_Destroy_Args { executable: self.raw() });
+        destroy!(self.plugin, PJRT_Executable_Destroy_Args { executable: self.raw() });
     }
 }
 
@@ -325,7 +321,7 @@ impl LoadedExecutable {
     /// What is known of the program.
     pub fn executable(&self) -> Result<Executable, Status> {
         let plugin = self.client.plugin();
-        let args = call!(plugin, PJRT_LoadedExecutable_GetExecutable, PJRT_LoadedExecutable_GetExecutable_Args {
+        let args = call!(plugin, PJRT_LoadedExecutable_GetExecutable_Args {
             loaded_executable: self.raw()
         })?;
         Executable::new(plugin, args.executable)
@@ -340,7 +336,6 @@ impl LoadedExecutable {
     pub fn device_assignment(&self) -> Result<Vec<u8>, Status> {
         let args = call!(
             self.client.plugin(),
-            PJRT_LoadedExecutable_GetDeviceAssignment,
             PJRT_LoadedExecutable_GetDeviceAssignment_Args { executable: self.raw() }
         )?;
         // SAFETY: the bytes live until their deleter is called.
@@ -370,7 +365,7 @@ impl LoadedExecutable {
             (0..num_devices).map(|device| first_output.wrapping_add(device * self.num_outputs)).collect();
         let mut events: SmallVec<[*mut sys::PJRT_Event; 4]> = smallvec![std::ptr::null_mut(); num_devices];
         let mut options = execute_options(&run);
-        call!(self.client.plugin(), PJRT_LoadedExecutable_Execute, PJRT_LoadedExecutable_Execute_Args {
+        call!(self.client.plugin(), PJRT_LoadedExecutable_Execute_Args {
             executable: self.raw(),
             options: &mut options,
             argument_lists: argument_lists.as_ptr(),
@@ -390,9 +385,7 @@ impl LoadedExecutable {
 
 /// The C form of the options, which points into `run`.
 fn execute_options(run: &RunArguments<'_>) -> sys::PJRT_ExecuteOptions {
-    // SAFETY: the structure is made of integers, pointers and booleans; zero is a value of each.
-    let mut options: sys::PJRT_ExecuteOptions = unsafe { std::mem::zeroed() };
-    options.struct_size = size_of::<sys::PJRT_ExecuteOptions>();
+    let mut options = new_args::<sys::PJRT_ExecuteOptions>();
     options.launch_id = run.launch_id;
     options.non_donatable_input_indices = run.non_donatable.as_ptr();
     options.num_non_donatable_input_indices = run.non_donatable.len();
@@ -401,7 +394,7 @@ fn execute_options(run: &RunArguments<'_>) -> sys::PJRT_ExecuteOptions {
 
 impl Drop for LoadedExecutable {
     fn drop(&mut self) {
-        destroy!(self.client.plugin(), PJRT_LoadedExecutable_Destroy, PJRT_LoadedExecutable_Destroy_Args {
+        destroy!(self.client.plugin(), PJRT_LoadedExecutable_Destroy_Args {
             executable: self.raw()
         });
     }

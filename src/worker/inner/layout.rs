@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::call::{bytes, call, destroy, list};
 use super::{Client, Executable, Plugin, Topology};
-use crate::abi::{Status, sys};
+use crate::abi::{Status, new_args, sys};
 use crate::wire::message::Layout;
 
 /// `Tile::kCombineDimension` of XLA.
@@ -23,33 +23,25 @@ pub(super) fn to_c(layout: &Layout) -> sys::PJRT_Buffer_MemoryLayout {
     use sys::PJRT_Buffer_MemoryLayout__bindgen_ty_1 as Union;
     let (type_, union) = match layout {
         Layout::Tiled { minor_to_major, tile_dims, tile_dim_sizes } => {
-            let tiled = sys::PJRT_Buffer_MemoryLayout_Tiled {
-                struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout_Tiled>(),
-                extension_start: std::ptr::null_mut(),
-                minor_to_major: minor_to_major.as_ptr(),
-                minor_to_major_size: minor_to_major.len(),
-                tile_dims: tile_dims.as_ptr(),
-                tile_dim_sizes: tile_dim_sizes.as_ptr().cast(),
-                num_tiles: tile_dim_sizes.len(),
-            };
+            let mut tiled = new_args::<sys::PJRT_Buffer_MemoryLayout_Tiled>();
+            tiled.minor_to_major = minor_to_major.as_ptr();
+            tiled.minor_to_major_size = minor_to_major.len();
+            tiled.tile_dims = tile_dims.as_ptr();
+            tiled.tile_dim_sizes = tile_dim_sizes.as_ptr().cast();
+            tiled.num_tiles = tile_dim_sizes.len();
             (sys::PJRT_Buffer_MemoryLayout_Type_Tiled, Union { tiled })
         }
         Layout::Strides(byte_strides) => {
-            let strides = sys::PJRT_Buffer_MemoryLayout_Strides {
-                struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout_Strides>(),
-                extension_start: std::ptr::null_mut(),
-                byte_strides: byte_strides.as_ptr(),
-                num_byte_strides: byte_strides.len(),
-            };
+            let mut strides = new_args::<sys::PJRT_Buffer_MemoryLayout_Strides>();
+            strides.byte_strides = byte_strides.as_ptr();
+            strides.num_byte_strides = byte_strides.len();
             (sys::PJRT_Buffer_MemoryLayout_Type_Strides, Union { strides })
         }
     };
-    sys::PJRT_Buffer_MemoryLayout {
-        struct_size: size_of::<sys::PJRT_Buffer_MemoryLayout>(),
-        extension_start: std::ptr::null_mut(),
-        __bindgen_anon_1: union,
-        type_,
-    }
+    let mut c_layout = new_args::<sys::PJRT_Buffer_MemoryLayout>();
+    c_layout.__bindgen_anon_1 = union;
+    c_layout.type_ = type_;
+    c_layout
 }
 
 /// A layout as a plugin writes it: `{1,0}`, `{1,0:T(8,128)(2,1)S(5)}`.

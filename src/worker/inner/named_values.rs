@@ -1,7 +1,7 @@
 //! Create options and attributes: names and values as the C interface has them, both ways.
 
 use super::call::{list, text};
-use crate::abi::sys;
+use crate::abi::{new_args, sys};
 use crate::wire::message::{NamedValue, Value};
 
 /// The C form of `values`, which it points into.
@@ -22,15 +22,13 @@ fn one_to_c(named: &NamedValue) -> sys::PJRT_NamedValue {
         Value::Float(number) => (sys::PJRT_NamedValue_kFloat, Union { float_value: *number }, 1),
         Value::Bool(truth) => (sys::PJRT_NamedValue_kBool, Union { bool_value: *truth }, 1),
     };
-    sys::PJRT_NamedValue {
-        struct_size: size_of::<sys::PJRT_NamedValue>(),
-        extension_start: std::ptr::null_mut(),
-        name: named.name.as_ptr().cast(),
-        name_size: named.name.len(),
-        type_,
-        __bindgen_anon_1: value,
-        value_size,
-    }
+    let mut c_value = new_args::<sys::PJRT_NamedValue>();
+    c_value.name = named.name.as_ptr().cast();
+    c_value.name_size = named.name.len();
+    c_value.type_ = type_;
+    c_value.__bindgen_anon_1 = value;
+    c_value.value_size = value_size;
+    c_value
 }
 
 /// Reads what a plugin gave; a kind of value that this version does not know is left out.

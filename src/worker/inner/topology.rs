@@ -20,7 +20,7 @@ impl Topology<'static> {
     /// The topology of this name.
     pub fn by_name(plugin: &'static Plugin, name: &str, options: &[NamedValue]) -> Result<Self, Status> {
         let options = named_values::to_c(options);
-        let args = call!(plugin, PJRT_TopologyDescription_Create, PJRT_TopologyDescription_Create_Args {
+        let args = call!(plugin, PJRT_TopologyDescription_Create_Args {
             topology_name: name.as_ptr().cast(),
             topology_name_size: name.len(),
             create_options: options.as_ptr(),
@@ -31,7 +31,7 @@ impl Topology<'static> {
 
     /// What [`Topology::serialize`] gave, made a topology again.
     pub fn deserialize(plugin: &'static Plugin, serialized: &[u8]) -> Result<Self, Status> {
-        let args = call!(plugin, PJRT_TopologyDescription_Deserialize, PJRT_TopologyDescription_Deserialize_Args {
+        let args = call!(plugin, PJRT_TopologyDescription_Deserialize_Args {
             serialized_topology: serialized.as_ptr().cast(),
             serialized_topology_size: serialized.len(),
         })?;
@@ -62,7 +62,7 @@ impl<'c> Topology<'c> {
 
     /// The platform's name.
     pub fn platform_name(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_TopologyDescription_PlatformName, PJRT_TopologyDescription_PlatformName_Args {
+        let args = call!(self.plugin, PJRT_TopologyDescription_PlatformName_Args {
             topology: self.raw
         })?;
         // SAFETY: the text lives as long as the topology.
@@ -73,7 +73,6 @@ impl<'c> Topology<'c> {
     pub fn platform_version(&self) -> Result<String, Status> {
         let args = call!(
             self.plugin,
-            PJRT_TopologyDescription_PlatformVersion,
             PJRT_TopologyDescription_PlatformVersion_Args { topology: self.raw }
         )?;
         // SAFETY: as above.
@@ -82,7 +81,7 @@ impl<'c> Topology<'c> {
 
     /// The topology's attributes.
     pub fn attributes(&self) -> Result<Vec<NamedValue>, Status> {
-        let args = call!(self.plugin, PJRT_TopologyDescription_Attributes, PJRT_TopologyDescription_Attributes_Args {
+        let args = call!(self.plugin, PJRT_TopologyDescription_Attributes_Args {
             topology: self.raw
         })?;
         // SAFETY: the attributes live as long as the topology.
@@ -93,7 +92,6 @@ impl<'c> Topology<'c> {
     pub fn devices(&self) -> Result<Vec<DeviceDescription<'_>>, Status> {
         let args = call!(
             self.plugin,
-            PJRT_TopologyDescription_GetDeviceDescriptions,
             PJRT_TopologyDescription_GetDeviceDescriptions_Args { topology: self.raw }
         )?;
         // SAFETY: the list lives as long as the topology.
@@ -103,7 +101,7 @@ impl<'c> Topology<'c> {
 
     /// The topology in bytes.
     pub fn serialize(&self) -> Result<Vec<u8>, Status> {
-        let args = call!(self.plugin, PJRT_TopologyDescription_Serialize, PJRT_TopologyDescription_Serialize_Args {
+        let args = call!(self.plugin, PJRT_TopologyDescription_Serialize_Args {
             topology: self.raw
         })?;
         // SAFETY: the bytes live until their deleter is called.
@@ -117,7 +115,7 @@ impl<'c> Topology<'c> {
 
     /// A number that differs between topologies that programs can't be shared between.
     pub fn fingerprint(&self) -> Result<u64, Status> {
-        call!(self.plugin, PJRT_TopologyDescription_Fingerprint, PJRT_TopologyDescription_Fingerprint_Args {
+        call!(self.plugin, PJRT_TopologyDescription_Fingerprint_Args {
             topology: self.raw
         })
         .map(|args| args.fingerprint)
@@ -126,7 +124,7 @@ impl<'c> Topology<'c> {
     /// Compiles a program for such devices. `options`: `CompileOptionsProto`.
     pub fn compile(&self, program: Program<'_>, options: &[u8]) -> Result<Executable, Status> {
         let program = program.to_c();
-        let args = call!(self.plugin, PJRT_Compile, PJRT_Compile_Args {
+        let args = call!(self.plugin, PJRT_Compile_Args {
             topology: self.raw,
             program: &program,
             compile_options: options.as_ptr().cast(),
@@ -139,7 +137,7 @@ impl<'c> Topology<'c> {
 impl Drop for Topology<'_> {
     fn drop(&mut self) {
         if self.ours {
-            destroy!(self.plugin, PJRT_TopologyDescription_Destroy, PJRT_TopologyDescription_Destroy_Args {
+            destroy!(self.plugin, PJRT_TopologyDescription_Destroy_Args {
                 topology: self.raw
             });
         }

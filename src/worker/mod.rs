@@ -1,5 +1,20 @@
-//! The worker: the process that hosts one slice's inner client and runs what the client's process asks for.
+//! The worker: the process that hosts one slice's inner client and does what the client's process says.
+//!
+//! A command travels: [`process`] receives it, `session` parks it (`table`) or performs it (`transfer`, `launch`,
+//! `compile`, `ask`) with the driver of the inner plugin ([`inner`]), and `outbox` sends the reports: from events of
+//! the plugin, on the plugin's threads. `describe` puts what the plugin is into the words of the wire.
+//!
+//! The compiler is the same process, started without a client of its own.
 
-pub mod inner;
+mod ask;
+mod background;
+mod compile;
 mod describe;
+pub mod inner;
+mod jobs;
+mod launch;
+mod outbox;
+pub mod process;
+mod session;
 mod table;
+mod transfer;

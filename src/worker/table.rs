@@ -42,7 +42,8 @@ enum Value<V> {
 }
 
 struct Parked<C> {
-    command: C,
+    /// Taken when it runs.
+    command: Option<C>,
     /// How many values and earlier commands it waits for.
     missing: usize,
     /// Buffers that it holds.
@@ -130,7 +131,7 @@ impl<V, C> Table<V, C> {
         for id in outputs {
             self.declare(*id);
         }
-        self.parked.insert(ticket, Parked { command, missing, reads, dependents: Vec::new() });
+        self.parked.insert(ticket, Parked { command: Some(command), missing, reads, dependents: Vec::new() });
         if missing == 0 {
             self.ready.insert(ticket);
         }
@@ -138,12 +139,12 @@ impl<V, C> Table<V, C> {
     }
 
     /// The earliest parked command that can run now. Its buffers stay until [`Table::finish`].
-    pub fn next_ready(&mut self) -> Option<(Ticket, &C)> {
+    pub fn next_ready(&mut self) -> Option<(Ticket, C)> {
         let ticket = self.ready.pop_first()?;
-        self.parked.get(&ticket).map(|parked| (ticket, &parked.command))
+        Some((ticket, self.parked.get_mut(&ticket)?.command.take()?))
     }
 
-    /// Takes back a command that [`Table::next_ready`] gave and that has run: its inputs are no longer held.
+    /// Ends a command that [`Table::next_ready`] gave and that has run: its inputs are no longer held.
     pub fn finish(&mut self, ticket: Ticket) {
         let Some(parked) = self.parked.remove(&ticket) else { return };
         for id in parked.reads {
@@ -259,7 +260,7 @@ mod tests {
     fn run_ready(table: &mut TestTable) -> Vec<&'static str> {
         let mut names = Vec::new();
         while let Some((ticket, name)) = table.next_ready() {
-            names.push(*name);
+            names.push(name);
             table.finish(ticket);
         }
         names
@@ -389,7 +390,6 @@ mod tests {
 
     fn drain(table: &mut Table<usize, Sum>, memory: &mut Memory) {
         while let Some((ticket, sum)) = table.next_ready() {
-            let sum = sum.clone();
             run(table, memory, &sum);
             table.finish(ticket);
         }

@@ -102,6 +102,14 @@ impl WorkerEnd {
         })
     }
 
+    /// Waits for the client's death, or for its closing of the connection. For a thread that does nothing else.
+    pub fn await_closed(&self) {
+        let mut fds: SmallVec<[PollFd<'_>; 2]> = SmallVec::new();
+        fds.push(hung_up(&self.link.socket));
+        fds.extend(self.parent.as_ref().map(readable));
+        while poll(&mut fds, None).is_ok() && !fds.iter().any(is_ready) {}
+    }
+
     fn send_bytes(&self, producer: &mut Producer, bytes: &[u8]) -> Result<(), ConnectionError> {
         let mut sent = 0;
         let mut asked = false;

@@ -24,7 +24,7 @@ pub use buffer::Buffer;
 pub use client::{Client, HostData, HostSemantics};
 pub use device::{Device, DeviceDescription, Memory};
 pub use event::Event;
-pub use executable::{Executable, LoadedExecutable, Program, RunArguments};
+pub use executable::{Executable, Launched, LoadedExecutable, Program, RunArguments};
 pub use layout::{LayoutText, major_to_minor};
 pub use plugin::Plugin;
 pub use topology::Topology;

@@ -1,0 +1,247 @@
+//! The worker's side of the conversation: takes commands one by one, parks what must wait, performs the rest.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::background::Background;
+use super::compile::Compiler;
+use super::inner::{Buffer, Client, Plugin};
+use super::launch::Program;
+use super::outbox::Outbox;
+use super::table::{IdHasher, Table};
+use super::describe;
+use crate::abi::Status;
+use crate::wire::message::{
+    BufferId, ClientDescription, Command, ExecutableId, Execute, Extent, Query, Report, Start,
+};
+use crate::wire::shm::Mapping;
+
+/// What is to be done after a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// Take the next one.
+    GoOn,
+    /// Leave: all is finished.
+    Leave,
+}
+
+/// The conversation with the client: at first only [`Command::Start`] makes sense.
+pub struct Session {
+    outbox: Outbox,
+    arena: Option<&'static Mapping>,
+    host: Option<Host>,
+}
+
+impl Session {
+    /// A conversation that has not begun.
+    pub fn new(outbox: Outbox, arena: Option<&'static Mapping>) -> Self {
+        Self { outbox, arena, host: None }
+    }
+
+    /// Whether another command is to be expected soon.
+    pub fn is_busy(&self) -> bool {
+        self.outbox.is_busy()
+    }
+
+    /// Does what a command says, or has it done.
+    pub fn handle(&mut self, command: Command) -> After {
+        match (command, &mut self.host) {
+            (Command::Start(start), None) => self.start(&start),
+            (Command::Shutdown, _) => {
+                self.outbox.wait_until_idle();
+                if let Some(host) = self.host.take() {
+                    host.shut_down();
+                }
+                return After::Leave;
+            }
+            (command, Some(host)) => host.dispatch(command),
+            // After a failed start; the client knows, and has nothing to hope for.
+            (command, None) => tracing::debug!(?command, "nothing to do this with"),
+        }
+        After::GoOn
+    }
+
+    fn start(&mut self, start: &Start) {
+        let result = Host::new(start, self.outbox.clone(), self.arena);
+        let result = result.and_then(|host| {
+            let description = host.describe()?;
+            self.host = Some(host);
+            Ok(description)
+        });
+        if let Err(status) = &result {
+            tracing::warn!(%status, plugin = %start.plugin.display(), "the worker can't start");
+        }
+        self.outbox.send(Report::Started(result));
+    }
+}
+
+/// The inner plugin, the slice's client of it, and all that the client's process has made there.
+pub(super) struct Host {
+    pub(super) plugin: &'static Plugin,
+    /// Absent in the compiler process.
+    pub(super) client: Option<Client>,
+    pub(super) compiler: Arc<Compiler>,
+    pub(super) table: Table<Arc<Buffer>, Task>,
+    pub(super) programs: HashMap<ExecutableId, Result<Arc<Program>, Status>, BuildHasherDefault<IdHasher>>,
+    pub(super) outbox: Outbox,
+    pub(super) background: Background,
+    arena: Option<&'static Mapping>,
+}
+
+/// A command, and what must be kept for it while it is parked.
+pub(super) struct Task {
+    command: Command,
+    /// The program of a launch, which may be unloaded meanwhile.
+    program: Option<Result<Arc<Program>, Status>>,
+}
+
+impl Task {
+    /// The buffers whose values the command needs.
+    fn reads(&self) -> &[BufferId] {
+        match &self.command {
+            Command::Execute(execute) => &execute.arguments,
+            Command::Alias { source: buffer, .. }
+            | Command::Copy { source: buffer, .. }
+            | Command::Bitcast { source: buffer, .. }
+            | Command::Download { buffer, .. }
+            | Command::ReadRaw { buffer, .. }
+            | Command::Ask { query: Query::OnDeviceSize { buffer }, .. } => std::slice::from_ref(buffer),
+            _ => &[],
+        }
+    }
+
+    /// Those of them that it uses up.
+    fn consumes(&self) -> SmallVec<[BufferId; 8]> {
+        match (&self.command, &self.program) {
+            (Command::Execute(execute), Some(Ok(program))) => program.donated_arguments(execute),
+            _ => SmallVec::new(),
+        }
+    }
+
+    /// The buffers that it gives a value to.
+    fn outputs(&self) -> SmallVec<[BufferId; 8]> {
+        match &self.command {
+            Command::Execute(execute) => output_ids(execute).collect(),
+            Command::Alias { buffer, .. } | Command::Copy { buffer, .. } | Command::Bitcast { buffer, .. } => {
+                SmallVec::from_slice(&[*buffer])
+            }
+            _ => SmallVec::new(),
+        }
+    }
+}
+
+impl Host {
+    fn new(start: &Start, outbox: Outbox, arena: Option<&'static Mapping>) -> Result<Self, Status> {
+        let plugin = Plugin::load(&start.plugin)?;
+        let client = start.create_client.then(|| Client::new(plugin, &start.options)).transpose()?;
+        Ok(Self {
+            plugin,
+            compiler: Arc::new(Compiler::new(plugin, client.clone())),
+            client,
+            table: Table::new(),
+            programs: HashMap::default(),
+            outbox,
+            background: Background::start(),
+            arena,
+        })
+    }
+
+    fn describe(&self) -> Result<Option<Box<ClientDescription>>, Status> {
+        let describe = |client| describe::client(self.plugin, client).map(Box::new);
+        self.client.as_ref().map(describe).transpose()
+    }
+
+    /// Performs a command, or parks it; then performs what has become ready.
+    fn dispatch(&mut self, command: Command) {
+        let program = match &command {
+            Command::Execute(execute) => Some(self.program(execute)),
+            _ => None,
+        };
+        let task = Task { command, program };
+        let consumes = task.consumes();
+        if self.table.must_wait(task.reads(), &consumes) {
+            let (reads, outputs) = (SmallVec::<[BufferId; 8]>::from_slice(task.reads()), task.outputs());
+            self.table.park(task, &reads, &consumes, &outputs);
+        } else {
+            self.perform(task);
+            consumes.into_iter().for_each(|buffer| self.table.destroy(buffer));
+        }
+        while let Some((ticket, task)) = self.table.next_ready() {
+            self.perform(task);
+            self.table.finish(ticket);
+        }
+    }
+
+    /// Does what a command says; all buffers that it reads have their values.
+    fn perform(&mut self, task: Task) {
+        match task.command {
+            Command::Start(_) => tracing::error!("told to start twice"),
+            // Handled by the session.
+            Command::Shutdown => {}
+            Command::Declare { buffers } => buffers.iter().for_each(|buffer| self.table.declare(*buffer)),
+            Command::Upload { buffer, spec, data } => self.upload(buffer, &spec, data),
+            Command::Fail { buffer, status } => self.settle(buffer, Err(status)),
+            Command::Uninitialized { buffer, spec } => self.uninitialized(buffer, &spec),
+            Command::Alias { buffer, source } => self.alias(buffer, source),
+            Command::Copy { source, buffer, memory } => self.copy(source, buffer, memory),
+            Command::Bitcast { source, buffer, spec } => self.bitcast(source, buffer, &spec),
+            Command::Download { request, buffer, minor_to_major, to } => {
+                self.download(request, buffer, minor_to_major, to);
+            }
+            Command::ReadRaw { request, buffer, offset, to } => self.read_raw(request, buffer, offset, to),
+            Command::Destroy { buffers } => buffers.iter().for_each(|buffer| self.table.destroy(*buffer)),
+            Command::Load { executable, serialized, options, donated } => {
+                self.load(executable, &serialized, &options, donated);
+            }
+            Command::Unload { executable } => drop(self.programs.remove(&executable)),
+            Command::Execute(execute) => {
+                let program = task.program.unwrap_or_else(|| self.program(&execute));
+                self.execute(&execute, program);
+            }
+            Command::Compile { request, job } => self.compile(request, job),
+            Command::Ask { request, query } => self.ask(request, query),
+            Command::Populate { extent } => self.populate(extent),
+        }
+    }
+
+    /// The slice's client.
+    pub(super) fn client(&self) -> Result<&Client, Status> {
+        self.client.as_ref().ok_or_else(|| {
+            Status::failed_precondition("this process was started to compile: it has no client of its own")
+        })
+    }
+
+    /// The address of a stretch of the arena.
+    pub(super) fn arena_at(&self, extent: Extent) -> Result<*mut u8, Status> {
+        let arena = self.arena.ok_or_else(|| Status::failed_precondition("this worker was started without an arena"))?;
+        let at = arena.at(extent.offset, extent.len).ok_or_else(|| {
+            let (end, len) = (extent.offset.saturating_add(extent.len), arena.len());
+            Status::invalid(format!("bytes {} to {end} of the arena: it has {len}", extent.offset))
+        })?;
+        Ok(at.as_ptr())
+    }
+
+    fn populate(&self, extent: Extent) {
+        if let Some(arena) = self.arena {
+            self.background.run(move || arena.populate(extent.offset, extent.len));
+        }
+    }
+
+    /// Gives everything back to the plugin, the client last. Nothing is in flight any more.
+    fn shut_down(mut self) {
+        self.table.clear();
+        self.programs.clear();
+        self.compiler.shut_down();
+        self.background.wait();
+        drop(self.client);
+    }
+}
+
+/// The output buffers of all devices of a launch.
+pub(super) fn output_ids(execute: &Execute) -> impl Iterator<Item = BufferId> + use<> {
+    let count = u64::from(execute.num_devices) * u64::from(execute.num_outputs);
+    execute.first_output..execute.first_output.saturating_add(count)
+}

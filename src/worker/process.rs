@@ -1,15 +1,15 @@
 //! The worker as a process: how it starts, and how it ends with the client, whatever it is doing then.
 
 use std::io::Write as _;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::process::Signal;
 
 use super::outbox::Outbox;
 use super::session::{After, Session};
+use crate::wire::arena::ArenaView;
 use crate::wire::connection::{ConnectionError, WorkerEnd};
-use crate::wire::shm::Mapping;
 
 /// How a worker exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,9 +110,9 @@ fn end_with_client(end: &Arc<WorkerEnd>) {
 }
 
 /// Maps the arena for as long as the process lives: the inner plugin may use it at any time.
-fn map_arena(fd: OwnedFd) -> &'static Mapping {
-    match Mapping::new(fd.as_fd()) {
-        Ok(mapping) => Box::leak(Box::new(mapping)),
+fn map_arena(fd: OwnedFd) -> &'static ArenaView {
+    match ArenaView::new(fd) {
+        Ok(view) => Box::leak(Box::new(view)),
         Err(error) => fail(&format!("cannot map the arena: {error}")),
     }
 }

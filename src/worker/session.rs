@@ -14,10 +14,10 @@ use super::outbox::Outbox;
 use super::table::{IdHasher, Table};
 use super::describe;
 use crate::abi::Status;
+use crate::wire::arena::ArenaView;
 use crate::wire::message::{
     BufferId, ClientDescription, Command, ExecutableId, Execute, Extent, Query, Report, Start,
 };
-use crate::wire::shm::Mapping;
 
 /// What is to be done after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +31,13 @@ pub enum After {
 /// The conversation with the client: at first only [`Command::Start`] makes sense.
 pub struct Session {
     outbox: Outbox,
-    arena: Option<&'static Mapping>,
+    arena: Option<&'static ArenaView>,
     host: Option<Host>,
 }
 
 impl Session {
     /// A conversation that has not begun.
-    pub fn new(outbox: Outbox, arena: Option<&'static Mapping>) -> Self {
+    pub fn new(outbox: Outbox, arena: Option<&'static ArenaView>) -> Self {
         Self { outbox, arena, host: None }
     }
 
@@ -88,7 +88,7 @@ pub(super) struct Host {
     pub(super) programs: HashMap<ExecutableId, Result<Arc<Program>, Status>, BuildHasherDefault<IdHasher>>,
     pub(super) outbox: Outbox,
     pub(super) background: Background,
-    arena: Option<&'static Mapping>,
+    arena: Option<&'static ArenaView>,
 }
 
 /// A command, and what must be kept for it while it is parked.
@@ -134,7 +134,7 @@ impl Task {
 }
 
 impl Host {
-    fn new(start: &Start, outbox: Outbox, arena: Option<&'static Mapping>) -> Result<Self, Status> {
+    fn new(start: &Start, outbox: Outbox, arena: Option<&'static ArenaView>) -> Result<Self, Status> {
         let plugin = Plugin::load(&start.plugin)?;
         let client = start.create_client.then(|| Client::new(plugin, &start.options)).transpose()?;
         Ok(Self {
@@ -217,16 +217,12 @@ impl Host {
     /// The address of a stretch of the arena.
     pub(super) fn arena_at(&self, extent: Extent) -> Result<*mut u8, Status> {
         let arena = self.arena.ok_or_else(|| Status::failed_precondition("this worker was started without an arena"))?;
-        let at = arena.at(extent.offset, extent.len).ok_or_else(|| {
-            let (end, len) = (extent.offset.saturating_add(extent.len), arena.len());
-            Status::invalid(format!("bytes {} to {end} of the arena: it has {len}", extent.offset))
-        })?;
-        Ok(at.as_ptr())
+        Ok(arena.at(extent)?.as_ptr())
     }
 
     fn populate(&self, extent: Extent) {
         if let Some(arena) = self.arena {
-            self.background.run(move || arena.populate(extent.offset, extent.len));
+            self.background.run(move || arena.populate(extent));
         }
     }
 

@@ -152,7 +152,7 @@ pub enum Command {
         /// Destination, as in [`BufferSpec::memory`].
         memory: u32,
     },
-    /// See the same bytes as another type and shape; consumes nothing.
+    /// See the same bytes as another type and shape. The source is gone afterwards, as if donated.
     Bitcast {
         /// The source.
         source: BufferId,
@@ -284,7 +284,7 @@ pub struct CompileJob {
 pub enum Query {
     /// [`Reply::Attributes`]: the plugin's own attributes.
     PluginAttributes,
-    /// [`Reply::Attributes`]: `PJRT_Device_MemoryStats` of a device, by index.
+    /// [`Reply::Attributes`]: `PJRT_Device_MemoryStats` of a device, by the names of its fields; absent where not set.
     MemoryStats {
         /// The device's index.
         device: u32,
@@ -447,7 +447,7 @@ pub struct DeviceInfo {
     pub attributes: Vec<NamedValue>,
     /// Indices into [`ClientDescription::memories`].
     pub memories: Vec<u32>,
-    /// Index into [`ClientDescription::memories`].
+    /// Index into [`ClientDescription::memories`]; of a topology's device, into its `memory_descriptions`.
     pub default_memory: Option<u32>,
     /// Descriptions of each memory, where the plugin has the MemoryDescriptions extension.
     pub memory_descriptions: Vec<(i32, String)>,

@@ -42,7 +42,7 @@ fn device_info(device: Device<'_>, memories: &[Memory<'_>]) -> Result<DeviceInfo
 
 /// All that is known without a client: in particular, `default_memory` counts among `memory_descriptions`.
 fn description_info(description: DeviceDescription<'_>) -> Result<DeviceInfo, Status> {
-    let (memory_descriptions, default_memory) = description.memory_descriptions().unwrap_or_default();
+    let memories = description.memory_descriptions().unwrap_or_default();
     Ok(DeviceInfo {
         id: description.id()?,
         process_index: description.process_index()?,
@@ -52,8 +52,8 @@ fn description_info(description: DeviceDescription<'_>) -> Result<DeviceInfo, St
         to_string: description.to_text()?,
         attributes: description.attributes()?,
         memories: Vec::new(),
-        default_memory: default_memory.map(|index| index as u32),
-        memory_descriptions,
+        default_memory: memories.default.map(|index| index as u32),
+        memory_descriptions: memories.kinds,
     })
 }
 
@@ -141,9 +141,7 @@ fn parameter_layout(
     absent: &Status,
 ) -> Result<LayoutText, Status> {
     match &parameter.layout {
-        Some(layout) => {
-            Ok(LayoutText::untiled(&layout.minor_to_major, layout.element_bits, layout.memory_space))
-        }
+        Some(layout) => Ok(LayoutText::untiled(&layout.minor_to_major, layout.element_bits, layout.memory_space)),
         None => layout_or(default_layout, parameter.element_type, &parameter.dims, absent),
     }
 }
@@ -168,10 +166,7 @@ fn count(number: usize) -> Result<u32, Status> {
 
 /// The default layout of a type and shape, as structure and as text. A plugin without the Layouts extension has
 /// the last dimension vary fastest.
-pub fn default_layout(
-    text: Result<LayoutText, Status>,
-    dims: &[i64],
-) -> Result<(Layout, String), Status> {
+pub fn default_layout(text: Result<LayoutText, Status>, dims: &[i64]) -> Result<(Layout, String), Status> {
     match text {
         Ok(text) => Ok((text.parse()?, text.0)),
         Err(status) if status.code == crate::abi::Code::Unimplemented => {
@@ -181,4 +176,3 @@ pub fn default_layout(
         Err(status) => Err(status),
     }
 }
-

@@ -33,8 +33,7 @@ impl Host {
         let loaded = self.client().and_then(|client| client.load(serialized, options));
         let result = loaded.as_ref().map(|_| ()).map_err(Status::clone);
         let background = self.background.clone();
-        let program =
-            loaded.map(|loaded| Arc::new(Program { loaded: ManuallyDrop::new(loaded), donated, background }));
+        let program = loaded.map(|loaded| Arc::new(Program { loaded: ManuallyDrop::new(loaded), donated, background }));
         self.programs.insert(id, program);
         self.outbox.send(Report::Loaded { executable: id, result });
     }
@@ -106,9 +105,10 @@ impl Program {
         let num_devices = execute.num_devices.max(1) as usize;
         let num_args = execute.arguments.len() / num_devices;
         let indices = self.donated.iter().map(|index| *index as usize);
-        let donated =
-            indices.filter(|index| *index < num_args && !execute.non_donatable.contains(&(*index as i64)));
+        let donated = indices.filter(|index| *index < num_args && !execute.non_donatable.contains(&(*index as i64)));
         let of_device = |device: usize| execute.arguments[device * num_args..].iter();
-        donated.flat_map(|index| (0..num_devices).filter_map(move |device| of_device(device).nth(index)).copied()).collect()
+        donated
+            .flat_map(|index| (0..num_devices).filter_map(move |device| of_device(device).nth(index)).copied())
+            .collect()
     }
 }

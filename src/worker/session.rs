@@ -8,16 +8,14 @@ use smallvec::SmallVec;
 
 use super::background::Background;
 use super::compile::Compiler;
+use super::describe;
 use super::inner::{Buffer, Client, Plugin};
 use super::launch::Program;
 use super::outbox::Outbox;
 use super::table::{IdHasher, Table};
-use super::describe;
 use crate::abi::Status;
 use crate::wire::arena::ArenaView;
-use crate::wire::message::{
-    BufferId, ClientDescription, Command, ExecutableId, Execute, Extent, Query, Report, Start,
-};
+use crate::wire::message::{BufferId, ClientDescription, Command, ExecutableId, Execute, Extent, Query, Report, Start};
 
 /// What is to be done after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +115,7 @@ impl Task {
     fn consumes(&self) -> SmallVec<[BufferId; 8]> {
         match (&self.command, &self.program) {
             (Command::Execute(execute), Some(Ok(program))) => program.donated_arguments(execute),
+            (Command::Bitcast { source, .. }, _) => SmallVec::from_slice(&[*source]),
             _ => SmallVec::new(),
         }
     }
@@ -216,7 +215,8 @@ impl Host {
 
     /// The address of a stretch of the arena.
     pub(super) fn arena_at(&self, extent: Extent) -> Result<*mut u8, Status> {
-        let arena = self.arena.ok_or_else(|| Status::failed_precondition("this worker was started without an arena"))?;
+        let arena =
+            self.arena.ok_or_else(|| Status::failed_precondition("this worker was started without an arena"))?;
         Ok(arena.at(extent)?.as_ptr())
     }
 

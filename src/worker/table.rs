@@ -55,12 +55,7 @@ struct Parked<C> {
 impl<V, C> Table<V, C> {
     /// An empty table.
     pub fn new() -> Self {
-        Self {
-            buffers: HashMap::default(),
-            parked: HashMap::default(),
-            ready: BTreeSet::new(),
-            next_ticket: 0,
-        }
+        Self { buffers: HashMap::default(), parked: HashMap::default(), ready: BTreeSet::new(), next_ticket: 0 }
     }
 
     /// Makes `id` exist without a value. A buffer that exists already stays as it is.
@@ -89,9 +84,7 @@ impl<V, C> Table<V, C> {
         match self.buffers.get(&id).map(|entry| &entry.value) {
             Some(Value::Settled(Ok(value))) => Ok(value),
             Some(Value::Settled(Err(status))) => Err(status.clone()),
-            Some(Value::Pending(_)) => {
-                Err(Status::failed_precondition(format!("buffer {id} has no value yet")))
-            }
+            Some(Value::Pending(_)) => Err(Status::failed_precondition(format!("buffer {id} has no value yet"))),
             None => Err(Status::failed_precondition(format!(
                 "buffer {id} does not exist in this worker: it was destroyed, donated or never created"
             ))),
@@ -208,9 +201,10 @@ impl<V, C> Table<V, C> {
 
     /// Removes a doomed buffer that nobody needs any more.
     fn collect(&mut self, id: BufferId) {
-        let gone = self.buffers.get(&id).is_some_and(|entry| {
-            entry.doomed && entry.readers.is_empty() && matches!(entry.value, Value::Settled(_))
-        });
+        let gone = self
+            .buffers
+            .get(&id)
+            .is_some_and(|entry| entry.doomed && entry.readers.is_empty() && matches!(entry.value, Value::Settled(_)));
         if gone {
             self.buffers.remove(&id);
         }

@@ -94,7 +94,7 @@ impl Host {
         self.settle_made(buffer, made);
     }
 
-    /// Makes a buffer that has the same bytes as another type and shape.
+    /// Makes a buffer of another's bytes, as another type and shape.
     pub(super) fn bitcast(&mut self, source: BufferId, buffer: BufferId, spec: &BufferSpec) {
         let made = self.table.get(source).and_then(|source| source.bitcast(spec));
         self.settle_made(buffer, made);
@@ -112,9 +112,7 @@ impl Host {
             let layout = match minor_to_major.is_empty() {
                 // Said in full: the plugin's own choice is the order on the device.
                 true => major_to_minor(buffer.rank()?),
-                false => {
-                    Layout::Tiled { minor_to_major, tile_dims: SmallVec::new(), tile_dim_sizes: SmallVec::new() }
-                }
+                false => Layout::Tiled { minor_to_major, tile_dims: SmallVec::new(), tile_dim_sizes: SmallVec::new() },
             };
             let at = self.arena_at(to)?;
             // SAFETY: the arena is mapped for good, and the client leaves the extent to us until it has the reply,

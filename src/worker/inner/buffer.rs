@@ -33,30 +33,32 @@ impl Buffer {
 
     /// Happens when the buffer has its value, or fails with why it has none.
     pub fn ready(&self) -> Result<Event, Status> {
-        let args =
-            call!(self.client.plugin(), PJRT_Buffer_ReadyEvent_Args { buffer: self.raw() })?;
+        let args = call!(self.client.plugin(), PJRT_Buffer_ReadyEvent_Args { buffer: self.raw() })?;
         Ok(Event::new(self.client.plugin(), args.event))
     }
 
     /// Copies into another memory of the same client.
     pub fn copy_to(&self, memory: Memory<'_>) -> Result<Self, Status> {
-        let args = call!(self.client.plugin(), PJRT_Buffer_CopyToMemory_Args {
-            buffer: self.raw(),
-            dst_memory: memory.raw(),
-        })?;
+        let args = call!(
+            self.client.plugin(),
+            PJRT_Buffer_CopyToMemory_Args { buffer: self.raw(), dst_memory: memory.raw() }
+        )?;
         Self::new(&self.client, args.dst_buffer)
     }
 
-    /// The same bytes as another type, shape and layout. The new buffer has an owner of its own.
+    /// The same bytes as another type, shape and layout. This buffer is used up, as if donated.
     pub fn bitcast(&self, spec: &BufferSpec) -> Result<Self, Status> {
         let mut device_layout = spec.layout.as_ref().map(layout::to_c);
-        let args = call!(self.client.plugin(), PJRT_Buffer_Bitcast_Args {
-            buffer: self.raw(),
-            element_type: spec.element_type,
-            dims: spec.dims.as_ptr(),
-            num_dims: spec.dims.len(),
-            device_layout: device_layout.as_mut().map_or(std::ptr::null_mut(), |layout| layout),
-        })?;
+        let args = call!(
+            self.client.plugin(),
+            PJRT_Buffer_Bitcast_Args {
+                buffer: self.raw(),
+                element_type: spec.element_type,
+                dims: spec.dims.as_ptr(),
+                num_dims: spec.dims.len(),
+                device_layout: device_layout.as_mut().map_or(std::ptr::null_mut(), |layout| layout),
+            }
+        )?;
         Self::new(&self.client, args.out_buffer)
     }
 
@@ -69,12 +71,15 @@ impl Buffer {
     /// `to` must point to `len` bytes that nobody else uses until the event has happened.
     pub unsafe fn to_host(&self, layout: Option<&Layout>, to: *mut c_void, len: usize) -> Result<Event, Status> {
         let mut host_layout = layout.map(layout::to_c);
-        let args = call!(self.client.plugin(), PJRT_Buffer_ToHostBuffer_Args {
-            src: self.raw(),
-            host_layout: host_layout.as_mut().map_or(std::ptr::null_mut(), |layout| layout),
-            dst: to,
-            dst_size: len,
-        })?;
+        let args = call!(
+            self.client.plugin(),
+            PJRT_Buffer_ToHostBuffer_Args {
+                src: self.raw(),
+                host_layout: host_layout.as_mut().map_or(std::ptr::null_mut(), |layout| layout),
+                dst: to,
+                dst_size: len,
+            }
+        )?;
         Ok(Event::new(self.client.plugin(), args.event))
     }
 
@@ -83,27 +88,22 @@ impl Buffer {
     /// # Safety
     /// As for [`Buffer::to_host`].
     pub unsafe fn raw_to_host(&self, offset: i64, to: *mut c_void, len: usize) -> Result<Event, Status> {
-        let args = call!(self.client.plugin(), PJRT_Buffer_CopyRawToHost_Args {
-            buffer: self.raw(),
-            dst: to,
-            offset: offset,
-            transfer_size: len as i64,
-        })?;
+        let args = call!(
+            self.client.plugin(),
+            PJRT_Buffer_CopyRawToHost_Args { buffer: self.raw(), dst: to, offset: offset, transfer_size: len as i64 }
+        )?;
         Ok(Event::new(self.client.plugin(), args.event))
     }
 
     /// The number of dimensions.
     pub fn rank(&self) -> Result<usize, Status> {
-        call!(self.client.plugin(), PJRT_Buffer_Dimensions_Args { buffer: self.raw() })
-            .map(|args| args.num_dims)
+        call!(self.client.plugin(), PJRT_Buffer_Dimensions_Args { buffer: self.raw() }).map(|args| args.num_dims)
     }
 
     /// Bytes on the device.
     pub fn on_device_size(&self) -> Result<u64, Status> {
-        call!(self.client.plugin(), PJRT_Buffer_OnDeviceSizeInBytes_Args {
-            buffer: self.raw()
-        })
-        .map(|args| args.on_device_size_in_bytes as u64)
+        call!(self.client.plugin(), PJRT_Buffer_OnDeviceSizeInBytes_Args { buffer: self.raw() })
+            .map(|args| args.on_device_size_in_bytes as u64)
     }
 }
 

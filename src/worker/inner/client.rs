@@ -60,10 +60,8 @@ impl Client {
     /// Creates a client. It has no key-value store: it is the only process of its kind.
     pub fn new(plugin: &'static Plugin, options: &[NamedValue]) -> Result<Self, Status> {
         let options = named_values::to_c(options);
-        let args = call!(plugin, PJRT_Client_Create_Args {
-            create_options: options.as_ptr(),
-            num_options: options.len(),
-        })?;
+        let args =
+            call!(plugin, PJRT_Client_Create_Args { create_options: options.as_ptr(), num_options: options.len() })?;
         let raw = NonNull::new(args.client)
             .ok_or_else(|| Status::failed_precondition("the plugin gave neither a client nor an error"))?;
         let mut handle = Handle { plugin, raw, devices: Vec::new(), memories: Vec::new() };
@@ -89,16 +87,14 @@ impl Client {
 
     /// The platform's version, for people.
     pub fn platform_version(&self) -> Result<String, Status> {
-        let args =
-            call!(self.plugin(), PJRT_Client_PlatformVersion_Args { client: self.raw() })?;
+        let args = call!(self.plugin(), PJRT_Client_PlatformVersion_Args { client: self.raw() })?;
         // SAFETY: the text lives as long as the client.
         Ok(unsafe { text(args.platform_version, args.platform_version_size) })
     }
 
     /// The number of this process among those that share the client's devices.
     pub fn process_index(&self) -> Result<i32, Status> {
-        call!(self.plugin(), PJRT_Client_ProcessIndex_Args { client: self.raw() })
-            .map(|args| args.process_index)
+        call!(self.plugin(), PJRT_Client_ProcessIndex_Args { client: self.raw() }).map(|args| args.process_index)
     }
 
     /// Addressable devices, in the plugin's order.
@@ -127,9 +123,7 @@ impl Client {
 
     /// The topology of the client's devices.
     pub fn topology(&self) -> Result<Topology<'_>, Status> {
-        let args = call!(self.plugin(), PJRT_Client_TopologyDescription_Args {
-            client: self.raw()
-        })?;
+        let args = call!(self.plugin(), PJRT_Client_TopologyDescription_Args { client: self.raw() })?;
         Topology::borrowed(self, args.topology)
     }
 
@@ -138,38 +132,48 @@ impl Client {
         let bounds = || Status::invalid(format!("{replicas} replicas of {partitions} partitions are too many"));
         let size = replicas.checked_mul(partitions).filter(|size| *size <= 1 << 24).ok_or_else(bounds)? as usize;
         let mut assignment = vec![0; size];
-        call!(self.plugin(), PJRT_Client_DefaultDeviceAssignment_Args {
-            client: self.raw(),
-            num_replicas: replicas as i32,
-            num_partitions: partitions as i32,
-            default_assignment_size: size,
-            default_assignment: assignment.as_mut_ptr(),
-        })?;
+        call!(
+            self.plugin(),
+            PJRT_Client_DefaultDeviceAssignment_Args {
+                client: self.raw(),
+                num_replicas: replicas as i32,
+                num_partitions: partitions as i32,
+                default_assignment_size: size,
+                default_assignment: assignment.as_mut_ptr(),
+            }
+        )?;
         Ok(assignment)
     }
 
     /// Compiles and loads a program. `options`: `CompileOptionsProto`.
     pub fn compile(&self, program: Program<'_>, options: &[u8]) -> Result<LoadedExecutable, Status> {
         let program = program.to_c();
-        let args = call!(self.plugin(), PJRT_Client_Compile_Args {
-            client: self.raw(),
-            program: &program,
-            compile_options: options.as_ptr().cast(),
-            compile_options_size: options.len(),
-        })?;
+        let args = call!(
+            self.plugin(),
+            PJRT_Client_Compile_Args {
+                client: self.raw(),
+                program: &program,
+                compile_options: options.as_ptr().cast(),
+                compile_options_size: options.len(),
+            }
+        )?;
         LoadedExecutable::new(self, args.executable)
     }
 
     /// Loads what [`super::Executable::serialize`] gave. `options` may be empty: those it was compiled with.
     pub fn load(&self, serialized: &[u8], options: &[u8]) -> Result<LoadedExecutable, Status> {
         let options = (!options.is_empty()).then_some(options);
-        let args = call!(self.plugin(), PJRT_Executable_DeserializeAndLoad_Args {
-            client: self.raw(),
-            serialized_executable: serialized.as_ptr().cast(),
-            serialized_executable_size: serialized.len(),
-            overridden_serialized_compile_options: options.map_or(std::ptr::null(), |options| options.as_ptr().cast()),
-            overridden_serialized_compile_options_size: options.map_or(0, <[u8]>::len),
-        })?;
+        let args = call!(
+            self.plugin(),
+            PJRT_Executable_DeserializeAndLoad_Args {
+                client: self.raw(),
+                serialized_executable: serialized.as_ptr().cast(),
+                serialized_executable_size: serialized.len(),
+                overridden_serialized_compile_options: options
+                    .map_or(std::ptr::null(), |options| options.as_ptr().cast()),
+                overridden_serialized_compile_options_size: options.map_or(0, <[u8]>::len),
+            }
+        )?;
         LoadedExecutable::new(self, args.loaded_executable)
     }
 
@@ -180,16 +184,19 @@ impl Client {
     /// semantics promise.
     pub unsafe fn buffer_from_host(&self, data: HostData, spec: &BufferSpec) -> Result<(Buffer, Event), Status> {
         let mut device_layout = spec.layout.as_ref().map(layout::to_c);
-        let args = call!(self.plugin(), PJRT_Client_BufferFromHostBuffer_Args {
-            client: self.raw(),
-            data: data.data,
-            type_: spec.element_type,
-            dims: spec.dims.as_ptr(),
-            num_dims: spec.dims.len(),
-            host_buffer_semantics: data.semantics.raw(),
-            memory: self.memory(spec.memory)?.raw(),
-            device_layout: device_layout.as_mut().map_or(std::ptr::null_mut(), |layout| layout),
-        })?;
+        let args = call!(
+            self.plugin(),
+            PJRT_Client_BufferFromHostBuffer_Args {
+                client: self.raw(),
+                data: data.data,
+                type_: spec.element_type,
+                dims: spec.dims.as_ptr(),
+                num_dims: spec.dims.len(),
+                host_buffer_semantics: data.semantics.raw(),
+                memory: self.memory(spec.memory)?.raw(),
+                device_layout: device_layout.as_mut().map_or(std::ptr::null_mut(), |layout| layout),
+            }
+        )?;
         let done = Event::new(self.plugin(), args.done_with_host_buffer);
         Ok((Buffer::new(self, args.buffer)?, done))
     }
@@ -197,32 +204,30 @@ impl Client {
     /// Makes a buffer of unspecified contents.
     pub fn uninitialized_buffer(&self, spec: &BufferSpec) -> Result<Buffer, Status> {
         let mut layout = spec.layout.as_ref().map(layout::to_c);
-        let args =
-            call!(self.plugin(), PJRT_Client_CreateUninitializedBuffer_Args {
+        let args = call!(
+            self.plugin(),
+            PJRT_Client_CreateUninitializedBuffer_Args {
                 client: self.raw(),
                 shape_dims: spec.dims.as_ptr(),
                 shape_num_dims: spec.dims.len(),
                 shape_element_type: spec.element_type,
                 shape_layout: layout.as_mut().map_or(std::ptr::null_mut(), |layout| layout),
                 memory: self.memory(spec.memory)?.raw(),
-            })?;
+            }
+        )?;
         Buffer::new(self, args.buffer)
     }
 }
 
 impl Handle {
     fn list_devices(&self) -> Result<Vec<*mut sys::PJRT_Device>, Status> {
-        let args = call!(self.plugin, PJRT_Client_AddressableDevices_Args {
-            client: self.raw.as_ptr()
-        })?;
+        let args = call!(self.plugin, PJRT_Client_AddressableDevices_Args { client: self.raw.as_ptr() })?;
         // SAFETY: the list lives as long as the client, and its devices too.
         Ok(unsafe { list(args.addressable_devices, args.num_addressable_devices) }.to_vec())
     }
 
     fn list_memories(&self) -> Result<Vec<*mut sys::PJRT_Memory>, Status> {
-        let args = call!(self.plugin, PJRT_Client_AddressableMemories_Args {
-            client: self.raw.as_ptr()
-        })?;
+        let args = call!(self.plugin, PJRT_Client_AddressableMemories_Args { client: self.raw.as_ptr() })?;
         // SAFETY: as above.
         Ok(unsafe { list(args.addressable_memories, args.num_addressable_memories) }.to_vec())
     }

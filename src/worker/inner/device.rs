@@ -22,6 +22,15 @@ pub struct DeviceDescription<'c> {
     owner: PhantomData<&'c ()>,
 }
 
+/// What memories the devices of a kind have.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryDescriptions {
+    /// Number and name of the kind of each.
+    pub kinds: Vec<(i32, String)>,
+    /// Which of them is the default.
+    pub default: Option<usize>,
+}
+
 /// A memory of a client.
 #[derive(Clone, Copy)]
 pub struct Memory<'c> {
@@ -50,16 +59,12 @@ impl<'c> Device<'c> {
 
     /// The number of the hardware that the device stands for, or -1.
     pub fn local_hardware_id(&self) -> Result<i32, Status> {
-        call!(self.plugin(), PJRT_Device_LocalHardwareId_Args { device: self.raw })
-            .map(|args| args.local_hardware_id)
+        call!(self.plugin(), PJRT_Device_LocalHardwareId_Args { device: self.raw }).map(|args| args.local_hardware_id)
     }
 
     /// Memories that the device reaches.
     pub fn memories(&self) -> Result<Vec<Memory<'c>>, Status> {
-        let args =
-            call!(self.plugin(), PJRT_Device_AddressableMemories_Args {
-                device: self.raw
-            })?;
+        let args = call!(self.plugin(), PJRT_Device_AddressableMemories_Args { device: self.raw })?;
         // SAFETY: the list lives as long as the client.
         let memories = unsafe { list(args.memories, args.num_memories) };
         Ok(memories.iter().map(|raw| Memory::new(self.client, *raw)).collect())
@@ -106,8 +111,7 @@ impl<'c> Device<'c> {
 
     /// Starts the peaks of the memory statistics anew.
     pub fn clear_memory_stats(&self) -> Result<(), Status> {
-        call!(self.plugin(), PJRT_Device_ClearMemoryStats_Args { device: self.raw })
-            .map(|_| ())
+        call!(self.plugin(), PJRT_Device_ClearMemoryStats_Args { device: self.raw }).map(|_| ())
     }
 }
 
@@ -125,57 +129,45 @@ impl<'c> DeviceDescription<'c> {
 
     /// The device's id, unique among all of its kind.
     pub fn id(&self) -> Result<i32, Status> {
-        call!(self.plugin, PJRT_DeviceDescription_Id_Args { device_description: self.raw })
-            .map(|args| args.id)
+        call!(self.plugin, PJRT_DeviceDescription_Id_Args { device_description: self.raw }).map(|args| args.id)
     }
 
     /// The process that the device belongs to.
     pub fn process_index(&self) -> Result<i32, Status> {
-        call!(self.plugin, PJRT_DeviceDescription_ProcessIndex_Args {
-            device_description: self.raw
-        })
-        .map(|args| args.process_index)
+        call!(self.plugin, PJRT_DeviceDescription_ProcessIndex_Args { device_description: self.raw })
+            .map(|args| args.process_index)
     }
 
     /// The kind of the device, as its vendor calls it.
     pub fn kind(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_DeviceDescription_Kind_Args {
-            device_description: self.raw
-        })?;
+        let args = call!(self.plugin, PJRT_DeviceDescription_Kind_Args { device_description: self.raw })?;
         // SAFETY: the text lives as long as the description.
         Ok(unsafe { text(args.device_kind, args.device_kind_size) })
     }
 
     /// The device in words, in full.
     pub fn debug_string(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_DeviceDescription_DebugString_Args {
-            device_description: self.raw
-        })?;
+        let args = call!(self.plugin, PJRT_DeviceDescription_DebugString_Args { device_description: self.raw })?;
         // SAFETY: as above.
         Ok(unsafe { text(args.debug_string, args.debug_string_size) })
     }
 
     /// The device in words, in short.
     pub fn to_text(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_DeviceDescription_ToString_Args {
-            device_description: self.raw
-        })?;
+        let args = call!(self.plugin, PJRT_DeviceDescription_ToString_Args { device_description: self.raw })?;
         // SAFETY: as above.
         Ok(unsafe { text(args.to_string, args.to_string_size) })
     }
 
     /// Attributes of the description.
     pub fn attributes(&self) -> Result<Vec<NamedValue>, Status> {
-        let args = call!(self.plugin, PJRT_DeviceDescription_Attributes_Args {
-            device_description: self.raw
-        })?;
+        let args = call!(self.plugin, PJRT_DeviceDescription_Attributes_Args { device_description: self.raw })?;
         // SAFETY: the attributes live as long as the description.
         Ok(unsafe { named_values::read(args.attributes, args.num_attributes) })
     }
 
-    /// Kind number and kind of each memory that such a device has (MemoryDescriptions extension), and which of them
-    /// is its default.
-    pub fn memory_descriptions(&self) -> Result<(Vec<(i32, String)>, Option<usize>), Status> {
+    /// The memories that such a device has (MemoryDescriptions extension).
+    pub fn memory_descriptions(&self) -> Result<MemoryDescriptions, Status> {
         let args = call!(
             self.plugin,
             memory_descriptions.PJRT_DeviceDescription_MemoryDescriptions,
@@ -185,13 +177,15 @@ impl<'c> DeviceDescription<'c> {
         let descriptions = unsafe { list(args.memory_descriptions, args.num_memory_descriptions) };
         let kinds: Vec<_> = descriptions.iter().map(|raw| self.memory_kind(*raw)).collect::<Result<_, _>>()?;
         let default = Some(args.default_memory_index).filter(|index| *index < kinds.len());
-        Ok((kinds, default))
+        Ok(MemoryDescriptions { kinds, default })
     }
 
     fn memory_kind(&self, raw: *const sys::PJRT_MemoryDescription) -> Result<(i32, String), Status> {
-        let args = call!(self.plugin, memory_descriptions.PJRT_MemoryDescription_Kind, PJRT_MemoryDescription_Kind_Args {
-            memory_description: raw
-        })?;
+        let args = call!(
+            self.plugin,
+            memory_descriptions.PJRT_MemoryDescription_Kind,
+            PJRT_MemoryDescription_Kind_Args { memory_description: raw }
+        )?;
         // SAFETY: the text lives as long as the description.
         Ok((args.kind_id, unsafe { text(args.kind, args.kind_size) }))
     }
@@ -224,8 +218,7 @@ impl<'c> Memory<'c> {
 
     /// The number of the memory's kind.
     pub fn kind_id(&self) -> Result<i32, Status> {
-        call!(self.plugin(), PJRT_Memory_Kind_Id_Args { memory: self.raw })
-            .map(|args| args.kind_id)
+        call!(self.plugin(), PJRT_Memory_Kind_Id_Args { memory: self.raw }).map(|args| args.kind_id)
     }
 
     /// The memory in words, in full.
@@ -244,9 +237,7 @@ impl<'c> Memory<'c> {
 
     /// Devices that reach the memory.
     pub fn devices(&self) -> Result<Vec<Device<'c>>, Status> {
-        let args = call!(self.plugin(), PJRT_Memory_AddressableByDevices_Args {
-            memory: self.raw
-        })?;
+        let args = call!(self.plugin(), PJRT_Memory_AddressableByDevices_Args { memory: self.raw })?;
         // SAFETY: the list lives as long as the client.
         let devices = unsafe { list(args.devices, args.num_devices) };
         Ok(devices.iter().map(|raw| Device::new(self.client, *raw)).collect())

@@ -30,11 +30,14 @@ impl Event {
     pub fn on_ready(mut self, then: impl FnOnce(Result<(), Status>) + Send + 'static) {
         let Some(raw) = self.raw.take() else { return then(Ok(())) };
         let armed = Box::into_raw(Box::new(Armed { event: Self { plugin: self.plugin, raw: Some(raw) }, then }));
-        let registered = call!(self.plugin, PJRT_Event_OnReady_Args {
-            event: raw.as_ptr(),
-            callback: Some(on_ready_callback(armed)),
-            user_arg: armed.cast(),
-        });
+        let registered = call!(
+            self.plugin,
+            PJRT_Event_OnReady_Args {
+                event: raw.as_ptr(),
+                callback: Some(on_ready_callback(armed)),
+                user_arg: armed.cast(),
+            }
+        );
         if let Err(status) = registered {
             // SAFETY: the plugin refused the callback and so will not call it: the box is still ours alone.
             let armed = unsafe { Box::from_raw(armed) };

@@ -67,8 +67,7 @@ impl Executable {
 
     /// Replicas.
     pub fn num_replicas(&self) -> Result<usize, Status> {
-        call!(self.plugin, PJRT_Executable_NumReplicas_Args { executable: self.raw() })
-            .map(|args| args.num_replicas)
+        call!(self.plugin, PJRT_Executable_NumReplicas_Args { executable: self.raw() }).map(|args| args.num_replicas)
     }
 
     /// Partitions.
@@ -79,24 +78,19 @@ impl Executable {
 
     /// Outputs of one device.
     pub fn num_outputs(&self) -> Result<usize, Status> {
-        call!(self.plugin, PJRT_Executable_NumOutputs_Args { executable: self.raw() })
-            .map(|args| args.num_outputs)
+        call!(self.plugin, PJRT_Executable_NumOutputs_Args { executable: self.raw() }).map(|args| args.num_outputs)
     }
 
     /// `PJRT_Buffer_Type` of each output.
     pub fn output_types(&self) -> Result<Vec<u32>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_OutputElementTypes_Args {
-            executable: self.raw()
-        })?;
+        let args = call!(self.plugin, PJRT_Executable_OutputElementTypes_Args { executable: self.raw() })?;
         // SAFETY: the list lives as long as the executable.
         Ok(unsafe { list(args.output_types, args.num_output_types) }.to_vec())
     }
 
     /// Dimensions of each output.
     pub fn output_dims(&self) -> Result<Vec<Dims>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_OutputDimensions_Args {
-            executable: self.raw()
-        })?;
+        let args = call!(self.plugin, PJRT_Executable_OutputDimensions_Args { executable: self.raw() })?;
         // SAFETY: both lists live as long as the executable; the second says how the first is divided.
         unsafe {
             let sizes = list(args.dim_sizes, args.num_outputs);
@@ -107,18 +101,14 @@ impl Executable {
 
     /// The kind of memory of each output.
     pub fn output_memory_kinds(&self) -> Result<Vec<String>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_OutputMemoryKinds_Args {
-            executable: self.raw()
-        })?;
+        let args = call!(self.plugin, PJRT_Executable_OutputMemoryKinds_Args { executable: self.raw() })?;
         // SAFETY: the lists live as long as the executable.
         Ok(unsafe { texts(args.memory_kinds, args.memory_kind_sizes, args.num_outputs) })
     }
 
     /// The kind of memory of each parameter (since 0.11x).
     pub fn parameter_memory_kinds(&self) -> Result<Vec<String>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_ParameterMemoryKinds_Args {
-            executable: self.raw()
-        })?;
+        let args = call!(self.plugin, PJRT_Executable_ParameterMemoryKinds_Args { executable: self.raw() })?;
         // SAFETY: the lists live as long as the executable.
         Ok(unsafe { texts(args.memory_kinds, args.memory_kind_sizes, args.num_parameters) })
     }
@@ -147,26 +137,20 @@ impl Executable {
 
     /// Bytes of code, or -1 where unknown.
     pub fn generated_code_size(&self) -> Result<i64, Status> {
-        call!(
-            self.plugin,
-            PJRT_Executable_SizeOfGeneratedCodeInBytes_Args { executable: self.raw() }
-        )
-        .map(|args| args.size_in_bytes)
+        call!(self.plugin, PJRT_Executable_SizeOfGeneratedCodeInBytes_Args { executable: self.raw() })
+            .map(|args| args.size_in_bytes)
     }
 
     /// Bytes that differ between programs that differ.
     pub fn fingerprint(&self) -> Result<Vec<u8>, Status> {
-        let args =
-            call!(self.plugin, PJRT_Executable_Fingerprint_Args { executable: self.raw() })?;
+        let args = call!(self.plugin, PJRT_Executable_Fingerprint_Args { executable: self.raw() })?;
         // SAFETY: the bytes live as long as the executable.
         Ok(unsafe { bytes(args.executable_fingerprint, args.executable_fingerprint_size) })
     }
 
     /// What the program will cost, by the plugin's own names.
     pub fn cost_analysis(&self) -> Result<Vec<NamedValue>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_GetCostAnalysis_Args {
-            executable: self.raw()
-        })?;
+        let args = call!(self.plugin, PJRT_Executable_GetCostAnalysis_Args { executable: self.raw() })?;
         // SAFETY: the list lives as long as the executable.
         Ok(unsafe { named_values::read(args.properties, args.num_properties) })
     }
@@ -174,10 +158,7 @@ impl Executable {
     /// Memory that the program needs, in the order of the fields of the interface's structure; those that the
     /// plugin does not know are 0.
     pub fn memory_stats(&self) -> Result<Vec<i64>, Status> {
-        let stats = call!(
-            self.plugin,
-            PJRT_Executable_GetCompiledMemoryStats_Args { executable: self.raw() }
-        )?;
+        let stats = call!(self.plugin, PJRT_Executable_GetCompiledMemoryStats_Args { executable: self.raw() })?;
         Ok(vec![
             stats.generated_code_size_in_bytes,
             stats.argument_size_in_bytes,
@@ -212,17 +193,13 @@ impl Executable {
     }
 
     fn ask_optimized_program(&self, program: &mut sys::PJRT_Program) -> Result<(), Status> {
-        call!(self.plugin, PJRT_Executable_OptimizedProgram_Args {
-            executable: self.raw(),
-            program: program,
-        })
-        .map(|_| ())
+        call!(self.plugin, PJRT_Executable_OptimizedProgram_Args { executable: self.raw(), program: program })
+            .map(|_| ())
     }
 
     /// The compiled program in bytes, for [`Client::load`].
     pub fn serialize(&self) -> Result<Vec<u8>, Status> {
-        let args =
-            call!(self.plugin, PJRT_Executable_Serialize_Args { executable: self.raw() })?;
+        let args = call!(self.plugin, PJRT_Executable_Serialize_Args { executable: self.raw() })?;
         // SAFETY: the bytes live until their deleter is called.
         let serialized = unsafe { bytes(args.serialized_bytes, args.serialized_bytes_size) };
         if let Some(delete) = args.serialized_executable_deleter {
@@ -234,9 +211,7 @@ impl Executable {
 
     /// `CompileOptionsProto` that the program was compiled with (since 0.8x).
     pub fn compile_options(&self) -> Result<Vec<u8>, Status> {
-        let args = call!(self.plugin, PJRT_Executable_GetCompileOptions_Args {
-            executable: self.raw()
-        })?;
+        let args = call!(self.plugin, PJRT_Executable_GetCompileOptions_Args { executable: self.raw() })?;
         // SAFETY: the bytes live until their deleter is called.
         let options = unsafe { bytes(args.serialized_bytes, args.serialized_bytes_size) };
         if let Some(delete) = args.serialized_compile_options_deleter {
@@ -321,9 +296,7 @@ impl LoadedExecutable {
     /// What is known of the program.
     pub fn executable(&self) -> Result<Executable, Status> {
         let plugin = self.client.plugin();
-        let args = call!(plugin, PJRT_LoadedExecutable_GetExecutable_Args {
-            loaded_executable: self.raw()
-        })?;
+        let args = call!(plugin, PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: self.raw() })?;
         Executable::new(plugin, args.executable)
     }
 
@@ -334,10 +307,8 @@ impl LoadedExecutable {
 
     /// `DeviceAssignmentProto` (since 0.8x).
     pub fn device_assignment(&self) -> Result<Vec<u8>, Status> {
-        let args = call!(
-            self.client.plugin(),
-            PJRT_LoadedExecutable_GetDeviceAssignment_Args { executable: self.raw() }
-        )?;
+        let args =
+            call!(self.client.plugin(), PJRT_LoadedExecutable_GetDeviceAssignment_Args { executable: self.raw() })?;
         // SAFETY: the bytes live until their deleter is called.
         let assignment = unsafe { bytes(args.serialized_bytes, args.serialized_bytes_size) };
         if let Some(delete) = args.serialized_device_assignment_deleter {
@@ -350,12 +321,13 @@ impl LoadedExecutable {
     /// Runs the program: returns as soon as the plugin has taken it.
     pub fn run(&self, run: RunArguments<'_>) -> Result<Launched, Status> {
         let num_devices = run.num_devices;
-        if num_devices == 0 || run.arguments.len() % num_devices != 0 {
+        if num_devices == 0 || !run.arguments.len().is_multiple_of(num_devices) {
             let len = run.arguments.len();
             return Err(Status::invalid(format!("{len} arguments can't be those of {num_devices} devices")));
         }
         let num_args = run.arguments.len() / num_devices;
-        let arguments: SmallVec<[*mut sys::PJRT_Buffer; 16]> = run.arguments.iter().map(|buffer| buffer.raw()).collect();
+        let arguments: SmallVec<[*mut sys::PJRT_Buffer; 16]> =
+            run.arguments.iter().map(|buffer| buffer.raw()).collect();
         let argument_lists: SmallVec<[*const *mut sys::PJRT_Buffer; 4]> =
             (0..num_devices).map(|device| arguments[device * num_args..].as_ptr()).collect();
         let mut outputs: SmallVec<[*mut sys::PJRT_Buffer; 16]> =
@@ -365,16 +337,19 @@ impl LoadedExecutable {
             (0..num_devices).map(|device| first_output.wrapping_add(device * self.num_outputs)).collect();
         let mut events: SmallVec<[*mut sys::PJRT_Event; 4]> = smallvec![std::ptr::null_mut(); num_devices];
         let mut options = execute_options(&run);
-        call!(self.client.plugin(), PJRT_LoadedExecutable_Execute_Args {
-            executable: self.raw(),
-            options: &mut options,
-            argument_lists: argument_lists.as_ptr(),
-            num_devices: num_devices,
-            num_args: num_args,
-            output_lists: output_lists.as_ptr(),
-            device_complete_events: events.as_mut_ptr(),
-            execute_device: run.execute_device.map_or(std::ptr::null_mut(), |device| device.raw()),
-        })?;
+        call!(
+            self.client.plugin(),
+            PJRT_LoadedExecutable_Execute_Args {
+                executable: self.raw(),
+                options: &mut options,
+                argument_lists: argument_lists.as_ptr(),
+                num_devices: num_devices,
+                num_args: num_args,
+                output_lists: output_lists.as_ptr(),
+                device_complete_events: events.as_mut_ptr(),
+                execute_device: run.execute_device.map_or(std::ptr::null_mut(), |device| device.raw()),
+            }
+        )?;
         let completions = events.iter().map(|event| Event::new(self.client.plugin(), *event)).collect();
         // Every buffer is taken over, also where one is missing: none may leak.
         let outputs: Vec<Result<Buffer, Status>> =
@@ -394,8 +369,6 @@ fn execute_options(run: &RunArguments<'_>) -> sys::PJRT_ExecuteOptions {
 
 impl Drop for LoadedExecutable {
     fn drop(&mut self) {
-        destroy!(self.client.plugin(), PJRT_LoadedExecutable_Destroy_Args {
-            executable: self.raw()
-        });
+        destroy!(self.client.plugin(), PJRT_LoadedExecutable_Destroy_Args { executable: self.raw() });
     }
 }

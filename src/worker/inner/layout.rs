@@ -172,9 +172,11 @@ impl Executable {
 /// Serializes a layout that is ours, and destroys it.
 fn take_layout(plugin: &Plugin, layout: *mut sys::PJRT_Layouts_MemoryLayout) -> Result<LayoutText, Status> {
     let text = serialize(plugin, layout);
-    destroy!(plugin, layouts.PJRT_Layouts_MemoryLayout_Destroy, PJRT_Layouts_MemoryLayout_Destroy_Args {
-        layout: layout
-    });
+    destroy!(
+        plugin,
+        layouts.PJRT_Layouts_MemoryLayout_Destroy,
+        PJRT_Layouts_MemoryLayout_Destroy_Args { layout: layout }
+    );
     text
 }
 

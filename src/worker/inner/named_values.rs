@@ -12,9 +12,7 @@ pub(super) fn to_c(values: &[NamedValue]) -> Vec<sys::PJRT_NamedValue> {
 fn one_to_c(named: &NamedValue) -> sys::PJRT_NamedValue {
     use sys::PJRT_NamedValue__bindgen_ty_1 as Union;
     let (type_, value, value_size) = match &named.value {
-        Value::String(text) => {
-            (sys::PJRT_NamedValue_kString, Union { string_value: text.as_ptr().cast() }, text.len())
-        }
+        Value::String(text) => (sys::PJRT_NamedValue_kString, Union { string_value: text.as_ptr().cast() }, text.len()),
         Value::Int64(number) => (sys::PJRT_NamedValue_kInt64, Union { int64_value: *number }, 1),
         Value::Int64List(numbers) => {
             (sys::PJRT_NamedValue_kInt64List, Union { int64_array_value: numbers.as_ptr() }, numbers.len())
@@ -49,7 +47,9 @@ unsafe fn read_one(named: &sys::PJRT_NamedValue) -> Option<NamedValue> {
         match named.type_ {
             sys::PJRT_NamedValue_kString => Value::String(text(union.string_value, named.value_size)),
             sys::PJRT_NamedValue_kInt64 => Value::Int64(union.int64_value),
-            sys::PJRT_NamedValue_kInt64List => Value::Int64List(list(union.int64_array_value, named.value_size).to_vec()),
+            sys::PJRT_NamedValue_kInt64List => {
+                Value::Int64List(list(union.int64_array_value, named.value_size).to_vec())
+            }
             sys::PJRT_NamedValue_kFloat => Value::Float(union.float_value),
             sys::PJRT_NamedValue_kBool => Value::Bool(union.bool_value),
             _ => return None,

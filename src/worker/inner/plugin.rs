@@ -1,5 +1,6 @@
 //! The loaded plugin: its library, its functions and extensions.
 
+use std::error::Error as _;
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
@@ -79,8 +80,9 @@ fn open(path: &Path) -> Result<InnerApi, Status> {
     // and why it happens in this process and not in the client's.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
         Status::failed_precondition(format!(
-            "cannot load the inner plugin {shown}: {error}; MAINSTAY_PLUGIN must be the path of a PJRT plugin that is \
-             built for this machine"
+            "cannot load the inner plugin {shown}: {}; MAINSTAY_PLUGIN must be the path of a PJRT plugin that is built \
+             for this machine",
+            in_full(&error)
         ))
     })?;
     type GetPjrtApi = unsafe extern "C" fn() -> *const sys::PJRT_Api;
@@ -91,11 +93,17 @@ fn open(path: &Path) -> Result<InnerApi, Status> {
         ))
     })?;
     // SAFETY: as above; the table is constant, and the library is never unloaded.
-    let api = unsafe { InnerApi::new(get_api()) }.map_err(|status| {
-        Status { message: format!("{} (MAINSTAY_PLUGIN: {shown})", status.message).into(), ..status }
+    let api = unsafe { InnerApi::new(get_api()) }.map_err(|status| Status {
+        message: format!("{} (MAINSTAY_PLUGIN: {shown})", status.message).into(),
+        ..status
     })?;
     std::mem::forget(library);
     Ok(api)
+}
+
+/// What the system says is in the error's source only.
+fn in_full(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The type of each extension in the plugin's chain.

@@ -20,21 +20,27 @@ impl Topology<'static> {
     /// The topology of this name.
     pub fn by_name(plugin: &'static Plugin, name: &str, options: &[NamedValue]) -> Result<Self, Status> {
         let options = named_values::to_c(options);
-        let args = call!(plugin, PJRT_TopologyDescription_Create_Args {
-            topology_name: name.as_ptr().cast(),
-            topology_name_size: name.len(),
-            create_options: options.as_ptr(),
-            num_options: options.len(),
-        })?;
+        let args = call!(
+            plugin,
+            PJRT_TopologyDescription_Create_Args {
+                topology_name: name.as_ptr().cast(),
+                topology_name_size: name.len(),
+                create_options: options.as_ptr(),
+                num_options: options.len(),
+            }
+        )?;
         Self::checked(plugin, args.topology, true)
     }
 
     /// What [`Topology::serialize`] gave, made a topology again.
     pub fn deserialize(plugin: &'static Plugin, serialized: &[u8]) -> Result<Self, Status> {
-        let args = call!(plugin, PJRT_TopologyDescription_Deserialize_Args {
-            serialized_topology: serialized.as_ptr().cast(),
-            serialized_topology_size: serialized.len(),
-        })?;
+        let args = call!(
+            plugin,
+            PJRT_TopologyDescription_Deserialize_Args {
+                serialized_topology: serialized.as_ptr().cast(),
+                serialized_topology_size: serialized.len(),
+            }
+        )?;
         Self::checked(plugin, args.topology, true)
     }
 }
@@ -62,38 +68,28 @@ impl<'c> Topology<'c> {
 
     /// The platform's name.
     pub fn platform_name(&self) -> Result<String, Status> {
-        let args = call!(self.plugin, PJRT_TopologyDescription_PlatformName_Args {
-            topology: self.raw
-        })?;
+        let args = call!(self.plugin, PJRT_TopologyDescription_PlatformName_Args { topology: self.raw })?;
         // SAFETY: the text lives as long as the topology.
         Ok(unsafe { text(args.platform_name, args.platform_name_size) })
     }
 
     /// The platform's version, for people.
     pub fn platform_version(&self) -> Result<String, Status> {
-        let args = call!(
-            self.plugin,
-            PJRT_TopologyDescription_PlatformVersion_Args { topology: self.raw }
-        )?;
+        let args = call!(self.plugin, PJRT_TopologyDescription_PlatformVersion_Args { topology: self.raw })?;
         // SAFETY: as above.
         Ok(unsafe { text(args.platform_version, args.platform_version_size) })
     }
 
     /// The topology's attributes.
     pub fn attributes(&self) -> Result<Vec<NamedValue>, Status> {
-        let args = call!(self.plugin, PJRT_TopologyDescription_Attributes_Args {
-            topology: self.raw
-        })?;
+        let args = call!(self.plugin, PJRT_TopologyDescription_Attributes_Args { topology: self.raw })?;
         // SAFETY: the attributes live as long as the topology.
         Ok(unsafe { named_values::read(args.attributes, args.num_attributes) })
     }
 
     /// The devices.
     pub fn devices(&self) -> Result<Vec<DeviceDescription<'_>>, Status> {
-        let args = call!(
-            self.plugin,
-            PJRT_TopologyDescription_GetDeviceDescriptions_Args { topology: self.raw }
-        )?;
+        let args = call!(self.plugin, PJRT_TopologyDescription_GetDeviceDescriptions_Args { topology: self.raw })?;
         // SAFETY: the list lives as long as the topology.
         let descriptions = unsafe { list(args.descriptions, args.num_descriptions) };
         Ok(descriptions.iter().map(|raw| DeviceDescription::new(self.plugin, *raw, self)).collect())
@@ -101,9 +97,7 @@ impl<'c> Topology<'c> {
 
     /// The topology in bytes.
     pub fn serialize(&self) -> Result<Vec<u8>, Status> {
-        let args = call!(self.plugin, PJRT_TopologyDescription_Serialize_Args {
-            topology: self.raw
-        })?;
+        let args = call!(self.plugin, PJRT_TopologyDescription_Serialize_Args { topology: self.raw })?;
         // SAFETY: the bytes live until their deleter is called.
         let serialized = unsafe { bytes(args.serialized_bytes, args.serialized_bytes_size) };
         if let Some(delete) = args.serialized_topology_deleter {
@@ -115,21 +109,22 @@ impl<'c> Topology<'c> {
 
     /// A number that differs between topologies that programs can't be shared between.
     pub fn fingerprint(&self) -> Result<u64, Status> {
-        call!(self.plugin, PJRT_TopologyDescription_Fingerprint_Args {
-            topology: self.raw
-        })
-        .map(|args| args.fingerprint)
+        call!(self.plugin, PJRT_TopologyDescription_Fingerprint_Args { topology: self.raw })
+            .map(|args| args.fingerprint)
     }
 
     /// Compiles a program for such devices. `options`: `CompileOptionsProto`.
     pub fn compile(&self, program: Program<'_>, options: &[u8]) -> Result<Executable, Status> {
         let program = program.to_c();
-        let args = call!(self.plugin, PJRT_Compile_Args {
-            topology: self.raw,
-            program: &program,
-            compile_options: options.as_ptr().cast(),
-            compile_options_size: options.len(),
-        })?;
+        let args = call!(
+            self.plugin,
+            PJRT_Compile_Args {
+                topology: self.raw,
+                program: &program,
+                compile_options: options.as_ptr().cast(),
+                compile_options_size: options.len(),
+            }
+        )?;
         Executable::new(self.plugin, args.executable)
     }
 }
@@ -137,9 +132,7 @@ impl<'c> Topology<'c> {
 impl Drop for Topology<'_> {
     fn drop(&mut self) {
         if self.ours {
-            destroy!(self.plugin, PJRT_TopologyDescription_Destroy_Args {
-                topology: self.raw
-            });
+            destroy!(self.plugin, PJRT_TopologyDescription_Destroy_Args { topology: self.raw });
         }
     }
 }

@@ -28,7 +28,8 @@ class Slice:
     index: int
     """The `slice_index` of its devices."""
     state: str
-    """`healthy` where it works; else `starting`, `suspect`, `lost`, `replacing` or `suspended`."""
+    """`healthy` where it works; `starting`, `suspect`, `lost` or `replacing` where that is a matter of time; `failed`
+    where it stays down; at the end `stopping`, `suspended` or `closed`."""
     incarnation: int
     """The count of workers it has had."""
     pid: int | None

@@ -41,6 +41,14 @@ def plugin_paths() -> tuple[str, ...]:
     return tuple(printed.stdout.strip().split(":"))
 
 
+# For tests that kill again and again: no growing waits, and no end of replacements.
+RESTLESS = {
+    "MAINSTAY_REPLACE_LIMIT": "100000",
+    "MAINSTAY_REPLACE_BACKOFF": "1ms",
+    "MAINSTAY_REPLACE_BACKOFF_MAX": "1ms",
+}
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a child process gets to see of Mainstay."""
@@ -180,9 +188,9 @@ def _wait_for_no_orphans() -> list[str]:
 
 
 def _traces() -> set[str]:
-    """What of Mainstay the machine shows outside processes: shared memory and sockets with names."""
+    """What of Mainstay the machine shows outside processes: shared memory, and the sockets of dead processes."""
     shared = {f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()}
     sockets = {
-        line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "mainstay" in line
+        line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@mainstay/" in line
     }
-    return shared | sockets
+    return shared | {name for name in sockets if not Path("/proc", name.rpartition("/")[2]).exists()}

@@ -6,7 +6,7 @@ The letters are those of the failure list in docs/failure-semantics.md.
 import signal
 import sys
 
-from harness import Setup, jax_process, run
+from harness import RESTLESS, Setup, jax_process, run
 
 # Death to error at the waiting caller, on a busy machine. Typically it is some milliseconds, which
 # test_detection_is_quick holds; a single measurement may catch a scheduling hiccup.
@@ -126,7 +126,7 @@ def test_b_what_follows_a_lost_program_is_lost_with_the_first_cause() -> None:
     equal(double(on_1), np.full(8, 2, np.float32))
 
 
-@jax_process(slices=2, timeout=240)
+@jax_process(slices=2, timeout=240, env=RESTLESS)
 def test_c_during_a_host_to_device_copy() -> None:
     """An upload that the death interrupts does not raise; its array is lost."""
     import threading
@@ -160,7 +160,7 @@ def test_c_during_a_host_to_device_copy() -> None:
     np.testing.assert_array_equal(np.asarray(jax.device_put(big, devices_of(0)[0])), big)
 
 
-@jax_process(slices=2, timeout=240)
+@jax_process(slices=2, timeout=240, env=RESTLESS)
 def test_d_during_a_device_to_host_copy() -> None:
     """A read that the death interrupts raises the loss, or gives the right values; never wrong ones."""
     import threading
@@ -333,7 +333,7 @@ def test_h_again_before_the_replacement_is_up() -> None:
     assert len(mainstay.slices()[0].losses) == 2
 
 
-@jax_process(slices=2)
+@jax_process(slices=2, env=RESTLESS)
 def test_detection_is_quick() -> None:
     """Death to error at a waiting caller: typically within 100 ms."""
     import statistics

@@ -1,6 +1,6 @@
 """Two hundred kills in a row leave the client as large as the first twenty did."""
 
-from harness import jax_process
+from harness import RESTLESS, jax_process
 
 KILLS, WARM_UP = 200, 20
 # What the allocator and Python may do on their own in 180 rounds; a leaked buffer, mapping, thread or
@@ -8,7 +8,7 @@ KILLS, WARM_UP = 200, 20
 MEMORY_KIB, SHARED_KIB, COUNT = 24 * 1024, 8 * 1024, 4
 
 
-@jax_process(slices=2, devices=2, timeout=900)
+@jax_process(slices=2, devices=2, timeout=900, env=RESTLESS)
 def test_kills_leak_nothing() -> None:
     """Memory, shared memory, descriptors, threads and mappings are flat over 200 kills."""
     import gc

@@ -20,9 +20,7 @@ OPERATIONS = CHECKOUT / "benches" / "operations.py"
 LIBRARY = CHECKOUT / "target" / "release" / "libmainstay.so"
 
 
-def environment(
-    platform: str, library: Path, create_options: dict[str, object], folder: Path
-) -> dict[str, str]:
+def environment(platform: str, library: Path, create_options: dict[str, object], folder: Path) -> dict[str, str]:
     """The environment in which JAX has one plugin, with these options, as its platform."""
     config = folder / f"{platform}.json"
     config.write_text(json.dumps({"library_path": str(library), "create_options": create_options}))
@@ -88,9 +86,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each operation on each plugin")
     parser.add_argument("--only", default="", help="measure only what has this in its name")
     arguments = parser.parse_args()
-    plugin = Path(
-        subprocess.check_output([sys.executable, CHECKOUT / "scripts" / "plugins.py"], text=True).strip()
-    )
+    plugin = Path(subprocess.check_output([sys.executable, CHECKOUT / "scripts" / "plugins.py"], text=True).strip())
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -107,9 +103,7 @@ def main() -> None:
         if arguments.only in "start":
             two = environment("mainstay", LIBRARY, through | {"slices": 2}, folder)
             times = [(start_up(raw_env), start_up(two)) for _ in range(3)]
-            show(
-                "start of a client (with 2 slices)", [pair[0] for pair in times], [pair[1] for pair in times]
-            )
+            show("start of a client (with 2 slices)", [pair[0] for pair in times], [pair[1] for pair in times])
     print(f"\n{arguments.rounds} rounds in {time.perf_counter() - begin:.0f} s on {os.cpu_count()} cores")
 
 

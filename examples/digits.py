@@ -226,9 +226,7 @@ def main() -> None:
     say(f"{len(images)} handwritten digits; {len(jax.devices())} devices of {jax.devices()[0].platform}")
     show_slices()
     for one in mainstay.slices():
-        jax.block_until_ready(
-            run_step(put_state(initial_state(), one.index), one.index, batch_of(training, 0))
-        )
+        jax.block_until_ready(run_step(put_state(initial_state(), one.index), one.index, batch_of(training, 0)))
     say("the training step is compiled for each slice")
 
     undisturbed = timed_run("undisturbed run", training, None)

@@ -61,9 +61,7 @@ class Setup:
 
     def environment(self, home: Path) -> dict[str, str]:
         """The child's environment; `home` is a folder of its own for everything temporary."""
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("MAINSTAY_", "JAX_"))
-        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAINSTAY_", "JAX_"))}
         return kept | {
             "PJRT_NAMES_AND_LIBRARY_PATHS": f"mainstay:{LIBRARY}",
             "JAX_PLATFORMS": "mainstay",
@@ -104,9 +102,7 @@ def run(arguments: list[str], setup: Setup) -> subprocess.CompletedProcess[str]:
             child.send_signal(signal.SIGABRT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 stdout, stderr = child.communicate(timeout=_GRACE)
-            raise AssertionError(
-                f"still running after {setup.timeout} s\n{_output(stdout, stderr)}"
-            ) from None
+            raise AssertionError(f"still running after {setup.timeout} s\n{_output(stdout, stderr)}") from None
         finally:
             child.kill()
             orphans = _wait_for_no_orphans()
@@ -118,9 +114,7 @@ def run(arguments: list[str], setup: Setup) -> subprocess.CompletedProcess[str]:
 
 def check(finished: subprocess.CompletedProcess[str]) -> str:
     """The standard output of a command that must have succeeded."""
-    assert finished.returncode == 0, (
-        f"exit code {finished.returncode}\n{_output(finished.stdout, finished.stderr)}"
-    )
+    assert finished.returncode == 0, f"exit code {finished.returncode}\n{_output(finished.stdout, finished.stderr)}"
     return finished.stdout
 
 
@@ -190,7 +184,5 @@ def _wait_for_no_orphans() -> list[str]:
 def _traces() -> set[str]:
     """What of Mainstay the machine shows outside processes: shared memory, and the sockets of dead processes."""
     shared = {f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()}
-    sockets = {
-        line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@mainstay/" in line
-    }
+    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@mainstay/" in line}
     return shared | {name for name in sockets if not Path("/proc", name.rpartition("/")[2]).exists()}

@@ -62,9 +62,7 @@ def incarnation_of(index: int) -> int:
 def compilers() -> set[int]:
     """The pids of this process's children that are no slice's worker: the compiler, once it has started."""
     children = {
-        int(pid)
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text().split()
+        int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
     }
     return children - {one.pid for one in mainstay.slices() if one.pid is not None}
 

@@ -41,9 +41,7 @@ def raw(plugin: int, folder: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("plugin", [0, 1, 2], ids=["0.115", "0.106", "0.81"])
-def test_passes_what_the_real_plugin_passes(
-    plugin: int, slices: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_passes_what_the_real_plugin_passes(plugin: int, slices: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = str(tmp_path_factory.getbasetemp())
     expected = raw(plugin, folder)
     setup = Setup(slices=slices, devices=4, plugin=plugin_paths()[plugin])

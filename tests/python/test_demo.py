@@ -6,9 +6,7 @@ from harness import CHECKOUT, Setup, check, run
 
 
 def test_demo() -> None:
-    printed = check(
-        run([sys.executable, str(CHECKOUT / "examples" / "digits.py")], Setup(slices=2, devices=2))
-    )
+    printed = check(run([sys.executable, str(CHECKOUT / "examples" / "digits.py")], Setup(slices=2, devices=2)))
     for expected in (
         "kill -9",
         "caught JaxRuntimeError",

@@ -359,10 +359,6 @@ def test_detection_is_quick() -> None:
 
 def test_the_client_dies() -> None:
     """A client that is killed leaves no worker, no compiler, no socket and no shared memory behind."""
-    code = (
-        "import os, jax, signal\n"
-        "assert jax.jit(lambda x: x + 1)(1) == 2\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
+    code = "import os, jax, signal\nassert jax.jit(lambda x: x + 1)(1) == 2\nos.kill(os.getpid(), signal.SIGKILL)"
     finished = run([sys.executable, "-c", code], Setup(slices=2))
     assert finished.returncode == -signal.SIGKILL, finished.stderr

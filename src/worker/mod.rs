@@ -8,6 +8,7 @@
 
 mod ask;
 mod background;
+pub mod collectives;
 mod compile;
 mod describe;
 pub mod inner;

@@ -113,7 +113,9 @@ impl Copier {
             return Ok(id);
         }
         let Some(original) = self.by_id.get(&id) else {
-            return Err(Status::invalid(format!("the partitioned module has no computation {id}, though it is called")));
+            return Err(Status::invalid(format!(
+                "the partitioned module has no computation {id}, though it is called"
+            )));
         };
         if self.done.len() > MAX_COMPUTATIONS {
             return Err(Status::exhausted(format!(

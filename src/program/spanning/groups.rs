@@ -248,8 +248,7 @@ fn transposed_iota(dims: &[i64], permutation: &[i64]) -> Option<Vec<i64>> {
     for axis in (1..dims.len()).rev() {
         strides[axis - 1] = strides[axis] * dims[axis];
     }
-    let axes: Vec<(i64, i64)> =
-        permutation.iter().map(|&axis| (dims[axis as usize], strides[axis as usize])).collect();
+    let axes: Vec<(i64, i64)> = permutation.iter().map(|&axis| (dims[axis as usize], strides[axis as usize])).collect();
     let mut order = Vec::with_capacity(count as usize);
     let mut place = vec![0_i64; axes.len()];
     for _ in 0..count {
@@ -292,9 +291,11 @@ mod tests {
             .iter()
             .map(|&(mesh_axis_index, sub)| AxisRefProto {
                 mesh_axis_index,
-                sub_axis_info: MessageField::from_option(
-                    sub.map(|(pre_size, size)| SubAxis { pre_size, size, ..Default::default() }),
-                ),
+                sub_axis_info: MessageField::from_option(sub.map(|(pre_size, size)| SubAxis {
+                    pre_size,
+                    size,
+                    ..Default::default()
+                })),
                 ..Default::default()
             })
             .collect();
@@ -337,10 +338,7 @@ mod tests {
             groups(&mesh(&[2, 4], &[(0, None)]), EIGHT).unwrap(),
             vec![vec![0, 4], vec![1, 5], vec![2, 6], vec![3, 7]]
         );
-        assert_eq!(
-            groups(&mesh(&[2, 4], &[(1, None), (0, None)]), EIGHT).unwrap(),
-            vec![vec![0, 4, 1, 5, 2, 6, 3, 7]]
-        );
+        assert_eq!(groups(&mesh(&[2, 4], &[(1, None), (0, None)]), EIGHT).unwrap(), vec![vec![0, 4, 1, 5, 2, 6, 3, 7]]);
         // The minor half of the axis of four.
         assert_eq!(
             groups(&mesh(&[2, 4], &[(1, Some((2, 2)))]), EIGHT).unwrap(),

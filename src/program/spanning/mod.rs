@@ -16,7 +16,7 @@ pub mod spec;
 
 mod flatten;
 mod rewrite;
-mod types;
+pub(crate) mod types;
 
 pub use groups::Extents;
 pub use rewrite::rewrite;

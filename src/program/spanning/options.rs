@@ -21,12 +21,13 @@ pub fn extents(options: &[u8]) -> Result<Extents, Status> {
     let options = parse(options)?;
     let build = options.executable_build_options.get_or_default();
     let count = |value: i64, what: &str| {
-        u32::try_from(value.max(1))
-            .map_err(|_| Status::invalid(format!("the compile options ask for {value} {what}")))
+        u32::try_from(value.max(1)).map_err(|_| Status::invalid(format!("the compile options ask for {value} {what}")))
     };
     let (replicas, partitions) = (count(build.num_replicas, "replicas")?, count(build.num_partitions, "partitions")?);
     if replicas.checked_mul(partitions).is_none() {
-        return Err(Status::invalid(format!("the compile options ask for {replicas} replicas of {partitions} partitions")));
+        return Err(Status::invalid(format!(
+            "the compile options ask for {replicas} replicas of {partitions} partitions"
+        )));
     }
     Ok(Extents { replicas, partitions })
 }
@@ -57,9 +58,8 @@ pub fn planning(options: &[u8], dump: &Path) -> Result<Vec<u8>, Status> {
     let build = options.executable_build_options.mut_or_insert_default();
     let (replicas, partitions) = extents;
     build.device_ordinal = -1;
-    build.device_assignment = MessageField::some(assignment(replicas, partitions, |replica, partition| {
-        replica * partitions + partition
-    }));
+    build.device_assignment =
+        MessageField::some(assignment(replicas, partitions, |replica, partition| replica * partitions + partition));
     write(&options)
 }
 
@@ -106,7 +106,5 @@ fn parse(options: &[u8]) -> Result<CompileOptionsProto, Status> {
 }
 
 fn write(options: &CompileOptionsProto) -> Result<Vec<u8>, Status> {
-    options
-        .write_to_bytes()
-        .map_err(|error| Status::invalid(format!("the compile options can't be written: {error}")))
+    options.write_to_bytes().map_err(|error| Status::invalid(format!("the compile options can't be written: {error}")))
 }

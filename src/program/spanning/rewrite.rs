@@ -68,7 +68,8 @@ fn reduction_of(computation: &HloComputationProto) -> Option<Reduction> {
     let root = by_id(computation.root_id)?;
     let [left, right] = root.operand_ids[..] else { return None };
     let (left, right) = (by_id(left)?, by_id(right)?);
-    let both = left.opcode == "parameter" && right.opcode == "parameter" && left.parameter_number != right.parameter_number;
+    let both =
+        left.opcode == "parameter" && right.opcode == "parameter" && left.parameter_number != right.parameter_number;
     if both { Reduction::from_opcode(&root.opcode) } else { None }
 }
 
@@ -148,10 +149,13 @@ impl Rewriter {
             operands.push(if wanted == shape.element_type { operand } else { body.convert(operand, &shape, wanted) });
         }
 
-        let carried: Vec<ShapeProto> =
-            results.iter().map(|shape| laid_out(&with_type(shape, carrier(shape.element_type, reduces)), major)).collect();
+        let carried: Vec<ShapeProto> = results
+            .iter()
+            .map(|shape| laid_out(&with_type(shape, carrier(shape.element_type, reduces)), major))
+            .collect();
         let is_tuple = instruction.shape.element_type == TUPLE;
-        let converted = results.iter().zip(&carried).any(|(result, carried)| result.element_type != carried.element_type);
+        let converted =
+            results.iter().zip(&carried).any(|(result, carried)| result.element_type != carried.element_type);
         let mut call = custom_call(&instruction, COLLECTIVE_TARGET);
         call.shape = MessageField::some(if is_tuple { tuple_of(&carried) } else { carried[0].clone() });
         call.operand_ids = operands;
@@ -174,10 +178,7 @@ impl Rewriter {
 
     fn spec(&self, instruction: &HloInstructionProto, body: &Body) -> Result<Spec, Status> {
         let unsupported = |what: &str| {
-            Status::unimplemented(format!(
-                "{} {} can't span slices: {what}",
-                instruction.opcode, instruction.name
-            ))
+            Status::unimplemented(format!("{} {} can't span slices: {what}", instruction.opcode, instruction.name))
         };
         let is_tuple = instruction.shape.element_type == TUPLE;
         let results = leaves(instruction.shape.get_or_default()).len();

@@ -24,6 +24,7 @@
 //! used anew by its tag, which is looked at again after the block has been read.
 
 pub mod exchange;
+pub mod ffi;
 pub mod meeting;
 pub mod plan;
 pub mod shared;

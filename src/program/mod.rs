@@ -1,6 +1,7 @@
-//! Programs: compile options, executables, the planning of programs that span slices.
+//! Programs: compile options, compiled artifacts, the planning of programs that span slices.
 
-#[allow(missing_docs, reason = "the fields are XLA's")]
+pub mod artifact;
+pub mod options;
 pub mod proto;
 pub mod signature;
 pub mod spanning;

@@ -12,6 +12,7 @@
 //! [`abi`] lies under all of them: the C interface as Rust sees it. [`config`] is read once.
 
 pub mod abi;
+pub mod cli;
 pub mod config;
 pub mod plugin;
 pub mod program;

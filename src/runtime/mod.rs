@@ -1,1 +1,23 @@
 //! The client side: slices and their workers, buffers, events, launches.
+//!
+//! Who holds what: a [`client::Client`] holds its [`slice::Slice`]s; a slice has a listener thread and the current
+//! [`session::Session`], the life of one worker; buffers hold the session that has their value.
+//!
+//! Lock order: none of the locks here is taken while another one is held, with these exceptions, outer lock first:
+//! a program's `loaded` or a buffer's `view`, then a session's `sender` or `pending`. Callbacks run outside every lock.
+
+pub mod buffer;
+pub mod client;
+pub mod compiler;
+pub mod copier;
+pub mod device;
+pub mod event;
+pub mod host_array;
+pub mod launch;
+pub mod listen;
+pub mod process;
+pub mod program;
+pub mod session;
+pub mod slice;
+pub mod status;
+pub mod transfer;

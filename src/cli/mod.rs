@@ -1,0 +1,3 @@
+//! The subcommands of the `mainstay` executable that people use.
+
+pub mod status;

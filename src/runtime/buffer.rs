@@ -1,0 +1,389 @@
+//! Buffers as the framework sees them: a type, a shape, a place, and a value.
+//!
+//! The value of a buffer in device memory is with the worker: a session of the slice holds it, and it is lost with the
+//! session. The value of a buffer in host memory is in the arena: it outlives every worker.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+
+use super::client::Client;
+use super::device::{Device, Memory};
+use super::event::{Event, Outcome};
+use super::session::Session;
+use crate::abi::{Status, element};
+use crate::wire::arena::Block;
+use crate::wire::message::{BufferId, BufferSpec, Command, Dims, Extent, Ids, Layout, Query, Reply, RequestId};
+
+/// What a buffer is, apart from its value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// `PJRT_Buffer_Type`.
+    pub element_type: u32,
+    /// Dimensions, major first.
+    pub dims: Dims,
+    /// The device layout, where it is not the plugin's default for the type and dimensions.
+    pub layout: Option<DeviceLayout>,
+}
+
+/// A device layout, as whoever made the buffer gave it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceLayout {
+    /// The interface's structure.
+    Given(Layout),
+    /// The plugin's serialized text, known from compilation.
+    Text(Arc<str>),
+}
+
+impl Shape {
+    /// A shape in the default layout.
+    pub fn new(element_type: u32, dims: impl Into<Dims>) -> Self {
+        Self { element_type, dims: dims.into(), layout: None }
+    }
+
+    /// Bytes of the elements, dense, as the host sees them (types below a byte take a byte each).
+    pub fn host_bytes(&self) -> Result<u64, Status> {
+        element::dense_bytes(self.element_type, &self.dims)
+    }
+
+    fn given_layout(&self) -> Option<Layout> {
+        match &self.layout {
+            Some(DeviceLayout::Given(layout)) => Some(layout.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// What became of a buffer's value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Life {
+    Held,
+    Deleted,
+    Donated,
+}
+
+/// A buffer. Its place never changes.
+pub struct Buffer {
+    /// The client it belongs to.
+    pub client: Arc<Client>,
+    /// Who has the value, or will have it.
+    pub holder: Holder,
+    /// Index of its memory among the client's.
+    pub memory: u32,
+    /// Index of its device among the client's.
+    pub device: u32,
+    /// What it is.
+    pub shape: Shape,
+    /// Set once the value is there, or an error for good.
+    pub ready: Arc<Event>,
+    life: AtomicU8,
+    bytes: u64,
+    external_references: AtomicU64,
+    /// A copy of a worker's value that this process can read.
+    view: Mutex<Option<Arc<Block>>>,
+}
+
+/// Who has a buffer's value.
+#[derive(Clone)]
+pub enum Holder {
+    /// The worker of a session, under an id.
+    Worker(Arc<Session>, BufferId),
+    /// The arena: set no later than the buffer is ready, gone when the framework lets go of the value.
+    Arena(Arc<Mutex<Option<Arc<Block>>>>),
+    /// Nobody: the buffer was poisoned when it was made.
+    Nobody,
+}
+
+impl Holder {
+    /// A place in the arena for a value to come.
+    pub fn arena() -> Self {
+        Self::Arena(Arc::default())
+    }
+
+    /// The session that has, or will have, the value.
+    pub fn session(&self) -> Option<&Arc<Session>> {
+        match self {
+            Self::Worker(session, _) => Some(session),
+            Self::Arena(_) | Self::Nobody => None,
+        }
+    }
+}
+
+impl Buffer {
+    /// A buffer whose value `holder` has, or will have once `ready` is set.
+    pub fn new(client: &Arc<Client>, holder: Holder, place: Place, shape: Shape, ready: Arc<Event>) -> Arc<Self> {
+        let bytes = shape.host_bytes().unwrap_or(0);
+        client.memories[place.memory as usize].usage.add(bytes);
+        Arc::new(Self {
+            client: client.clone(),
+            holder,
+            memory: place.memory,
+            device: place.device,
+            shape,
+            ready,
+            life: AtomicU8::new(Life::Held as u8),
+            bytes,
+            external_references: AtomicU64::new(0),
+            view: Mutex::new(None),
+        })
+    }
+
+    /// A buffer that is poisoned from the start. No worker hears of it.
+    pub fn poisoned(client: &Arc<Client>, place: Place, shape: Shape, cause: Status) -> Arc<Self> {
+        Self::new(client, Holder::Nobody, place, shape, Event::completed(Err(cause)))
+    }
+
+    /// The device it is on.
+    pub fn device(&self) -> &Device {
+        &self.client.devices[self.device as usize]
+    }
+
+    /// The memory it is in.
+    pub fn memory(&self) -> &Memory {
+        &self.client.memories[self.memory as usize]
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> Place {
+        Place { device: self.device, memory: self.memory }
+    }
+
+    /// The error that the buffer has for its value, if it is known to have one: the first cause.
+    pub fn poison(&self) -> Option<Status> {
+        self.ready.error().or_else(|| self.holder.session()?.lost().cloned())
+    }
+
+    /// Whether the framework deleted or donated it.
+    pub fn is_deleted(&self) -> bool {
+        self.life.load(Ordering::Acquire) != Life::Held as u8
+    }
+
+    /// An error unless the buffer still has a value.
+    pub fn check_held(&self) -> Result<(), Status> {
+        match self.life.load(Ordering::Acquire) {
+            life if life == Life::Held as u8 => Ok(()),
+            life if life == Life::Donated as u8 => {
+                Err(Status::invalid("the buffer was donated to a computation and has no value any more"))
+            }
+            _ => Err(Status::invalid("the buffer was deleted and has no value any more")),
+        }
+    }
+
+    /// Frees the value. Never waits; what in flight uses it keeps it as long as it must.
+    pub fn delete(&self) {
+        if self.end(Life::Deleted) {
+            self.forget();
+        }
+    }
+
+    /// Lets go of a value that the framework can reach no more.
+    pub fn forget(&self) {
+        match &self.holder {
+            Holder::Worker(session, id) => session.send(&Command::Destroy { buffers: Ids::from_slice(&[*id]) }),
+            Holder::Arena(slot) => drop(lock(slot).take()),
+            Holder::Nobody => {}
+        }
+    }
+
+    /// Marks the value as consumed by a launch that was, or is about to be, sent.
+    pub fn donate(&self) -> bool {
+        self.end(Life::Donated)
+    }
+
+    fn end(&self, life: Life) -> bool {
+        let first =
+            self.life.compare_exchange(Life::Held as u8, life as u8, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if first {
+            self.memory().usage.remove(self.bytes);
+            lock(&self.view).take();
+        }
+        first
+    }
+
+    /// Bytes on the device. Asks the worker where the plugin's layout may pad; a lost buffer has its dense size.
+    pub fn on_device_bytes(&self) -> Result<u64, Status> {
+        self.check_held()?;
+        let Holder::Worker(session, id) = &self.holder else { return self.shape.host_bytes() };
+        if self.client.is_cpu() || self.poison().is_some() {
+            return self.shape.host_bytes();
+        }
+        match session.query(Query::OnDeviceSize { buffer: *id })? {
+            Reply::Number(bytes) => Ok(bytes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Brings the elements, dense in the order of `minor_to_major` (empty: major-to-minor), into a block of the arena.
+    /// `done` runs once, with the block or with why there is none; it must not block.
+    pub fn download(&self, minor_to_major: &[i64], done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static) {
+        let bytes = match self.shape.host_bytes() {
+            Ok(bytes) => bytes,
+            Err(error) => return done(Err(error)),
+        };
+        let order: SmallVec<[i64; 6]> = minor_to_major.into();
+        match &self.holder {
+            Holder::Worker(session, buffer) => {
+                let buffer = *buffer;
+                self.read(
+                    session,
+                    bytes,
+                    move |request, to| Command::Download { request, buffer, minor_to_major: order, to },
+                    done,
+                );
+            }
+            Holder::Arena(slot) => {
+                let (client, shape) = (self.client.clone(), self.shape.clone());
+                self.when_in_arena(slot, move |block| {
+                    done(block.and_then(|block| client.reorder(block, &shape, &order)))
+                });
+            }
+            Holder::Nobody => done(Err(self.no_value())),
+        }
+    }
+
+    /// Brings raw device bytes, from `offset` on, into a block of the arena. As [`Buffer::download`].
+    pub fn read_raw(&self, offset: u64, len: u64, done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static) {
+        match &self.holder {
+            Holder::Worker(session, buffer) => {
+                let buffer = *buffer;
+                self.read(session, len, move |request, to| Command::ReadRaw { request, buffer, offset, to }, done);
+            }
+            Holder::Arena(slot) => {
+                let client = self.client.clone();
+                self.when_in_arena(slot, move |block| {
+                    done(block.and_then(|block| client.part_of(&block, offset, len)))
+                });
+            }
+            Holder::Nobody => done(Err(self.no_value())),
+        }
+    }
+
+    fn no_value(&self) -> Status {
+        self.poison().unwrap_or_else(|| Status::failed_precondition("the buffer has no value"))
+    }
+
+    /// Runs `done` once the value is in the arena. The value is kept meanwhile, though the buffer is deleted.
+    fn when_in_arena(
+        &self,
+        slot: &Arc<Mutex<Option<Arc<Block>>>>,
+        done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static,
+    ) {
+        if let Some(block) = lock(slot).clone() {
+            return done(Ok(block));
+        }
+        let slot = slot.clone();
+        self.ready.on_done(move |outcome| {
+            let gone = || Status::invalid("the buffer was deleted before its value came");
+            done(outcome.clone().and_then(|()| lock(&slot).clone().ok_or_else(gone)));
+        });
+    }
+
+    fn read(
+        &self,
+        session: &Arc<Session>,
+        len: u64,
+        command: impl FnOnce(RequestId, Extent) -> Command,
+        done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static,
+    ) {
+        if let Some(cause) = self.poison() {
+            return done(Err(cause));
+        }
+        let block = match self.client.allocate(len) {
+            Ok(block) => block,
+            Err(error) => return done(Err(error)),
+        };
+        let (to, asked) = (block.extent(), session.clone());
+        session.request(
+            |request| command(request, to),
+            Box::new(move |reply| match reply {
+                Ok(_) => done(Ok(Arc::new(block))),
+                Err(error) => {
+                    // A lost worker may still write to a block that it was asked to fill.
+                    if asked.lost().is_some() {
+                        asked.keep_until_reaped(Arc::new(block));
+                    }
+                    done(Err(error));
+                }
+            }),
+        );
+    }
+
+    /// The elements where the client can read them in place: the value itself if it is in the arena, else a copy that is
+    /// made once and kept until the buffer goes. Waits for the value; bounded by the worker's life.
+    pub fn view(&self) -> Result<Arc<Block>, Status> {
+        self.check_held()?;
+        let mut view = lock(&self.view);
+        if let Some(block) = &*view {
+            return Ok(block.clone());
+        }
+        self.outcome(self.ready.wait())?;
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        self.download(&[], move |block| {
+            let _ = tell.send(block);
+        });
+        let block =
+            told.recv().unwrap_or_else(|_| Err(Status::failed_precondition("the copy to the host was dropped")))?;
+        Ok(view.insert(block).clone())
+    }
+
+    /// The outcome of the buffer's readiness: lost with the session, also where it was ready once.
+    fn outcome(&self, ready: Outcome) -> Outcome {
+        self.holder.session().map_or(ready.clone(), |session| outcome(ready, session))
+    }
+
+    /// Counts who uses the value from outside. Returns the count.
+    pub fn add_external_reference(&self) -> u64 {
+        self.external_references.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// As [`Buffer::add_external_reference`]; an error where there is none to take back.
+    pub fn remove_external_reference(&self) -> Result<(), Status> {
+        self.external_references
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1))
+            .map(drop)
+            .map_err(|_| Status::failed_precondition("the buffer has no external reference to take back"))
+    }
+
+    /// What the worker is to make.
+    pub fn spec(&self) -> BufferSpec {
+        BufferSpec {
+            element_type: self.shape.element_type,
+            dims: self.shape.dims.clone(),
+            memory: self.memory().ordinal,
+            layout: self.shape.given_layout(),
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.delete();
+    }
+}
+
+/// A device and one of its memories, by index among the client's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Index of the device.
+    pub device: u32,
+    /// Index of the memory.
+    pub memory: u32,
+}
+
+/// The outcome of a value that `session` holds: lost with the session, also where it was ready once.
+pub fn outcome(ready: Outcome, session: &Session) -> Outcome {
+    ready?;
+    session.lost().cloned().map_or(Ok(()), Err)
+}
+
+/// A worker answered a question with something that is no answer to it.
+pub fn unexpected(reply: &Reply) -> Status {
+    Status::new(crate::abi::Code::Unknown, format!("a worker gave an answer that does not fit the question: {reply:?}"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing here panics while it holds a lock.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

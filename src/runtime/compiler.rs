@@ -1,0 +1,289 @@
+//! The compiler: a process of its own that every client of this process with the same inner plugin shares.
+//!
+//! A compilation that kills it (a failed check in XLA aborts the process) fails alone: it is told so, others that were under
+//! way are compiled again, and the next compilation finds a fresh process.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use super::buffer::unexpected;
+use super::listen;
+use super::session::Session;
+use crate::abi::{Code, Status};
+use crate::config::Config;
+use crate::program::artifact::Artifact;
+use crate::wire::message::{Command, CompileJob, Compiled, NamedValue, Query, Reply, TopologyInfo};
+
+/// What compiled programs may take up in memory before the oldest are forgotten.
+const KEPT_BYTES: usize = 256 << 20;
+
+/// All compilers of this process, by what they are started with.
+static COMPILERS: Mutex<Vec<Arc<Compiler>>> = Mutex::new(Vec::new());
+
+/// A compiler process, started when needed.
+pub struct Compiler {
+    config: Config,
+    state: Mutex<State>,
+    /// Held to read by every compilation, to write by one that is to be alone.
+    alone: RwLock<()>,
+    in_flight: AtomicUsize,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct State {
+    users: usize,
+    session: Option<Arc<Session>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// Programs that were compiled, by what they were compiled from.
+#[derive(Default)]
+struct Kept {
+    programs: HashMap<u128, Arc<Compiled>>,
+    order: VecDeque<(u128, usize)>,
+    bytes: usize,
+}
+
+/// Where a topology comes from.
+#[derive(Clone, Debug)]
+pub enum TopologySource {
+    /// By name.
+    Name {
+        /// The topology's name, in the inner plugin's terms.
+        name: String,
+        /// Its create options.
+        options: Vec<NamedValue>,
+    },
+    /// From its serialized form.
+    Serialized(Vec<u8>),
+    /// Of an inner client with these create options.
+    Client(Vec<NamedValue>),
+}
+
+/// The inner plugin's attributes, also before there is a client.
+pub fn plugin_attributes() -> Result<Vec<NamedValue>, Status> {
+    match Compiler::of_environment()?.query(Query::PluginAttributes)? {
+        Reply::Attributes(attributes) => Ok(attributes),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// What the inner plugin says of a topology.
+pub fn topology(source: &TopologySource) -> Result<TopologyInfo, Status> {
+    let query = match source.clone() {
+        TopologySource::Name { name, options } => Query::TopologyByName { name, options },
+        TopologySource::Serialized(serialized) => Query::TopologyDeserialize { serialized },
+        TopologySource::Client(client_options) => Query::TopologyOfClient { client_options },
+    };
+    match Compiler::of_environment()?.query(query)? {
+        Reply::Topology(info) => Ok(*info),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Compiles ahead of time for a topology.
+pub fn compile_for_topology(
+    topology: &[u8],
+    format: String,
+    code: Vec<u8>,
+    options: &[u8],
+) -> Result<Artifact, Status> {
+    let job = CompileJob { format, code: code.into(), options: options.into(), client_options: Vec::new() };
+    let query = Query::CompileForTopology { topology: topology.to_vec(), job };
+    match Compiler::of_environment()?.query(query)? {
+        Reply::Compiled(compiled) => Ok(Artifact {
+            serialized: compiled.serialized?,
+            options: options.into(),
+            original_options: options.into(),
+            assignment: Vec::new(),
+            info: compiled.info,
+        }),
+        other => Err(unexpected(&other)),
+    }
+}
+
+impl Compiler {
+    /// The compiler for what the environment configures.
+    fn of_environment() -> Result<Arc<Self>, Status> {
+        // A client that exists says best what is configured: its options win over the environment.
+        if let Some(used) = Self::all().iter().find(|compiler| compiler.state().users > 0) {
+            return Ok(used.clone());
+        }
+        Ok(Self::get(&Config::load(&[])?))
+    }
+
+    fn all() -> std::sync::MutexGuard<'static, Vec<Arc<Self>>> {
+        COMPILERS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(config: &Config) -> Arc<Self> {
+        let mut all = Self::all();
+        let same = |compiler: &&Arc<Self>| compiler.key() == (&config.plugin, &config.worker);
+        if let Some(known) = all.iter().find(same) {
+            return known.clone();
+        }
+        let compiler = Arc::new(Self {
+            config: config.clone(),
+            state: Mutex::default(),
+            alone: RwLock::new(()),
+            in_flight: AtomicUsize::new(0),
+            kept: Mutex::default(),
+        });
+        all.push(compiler.clone());
+        compiler
+    }
+
+    fn key(&self) -> (&PathBuf, &PathBuf) {
+        (&self.config.plugin, &self.config.worker)
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The compiler for a client, which gives it back with [`Compiler::leave`].
+    pub fn join(config: &Config) -> Arc<Self> {
+        let compiler = Self::get(config);
+        compiler.state().users += 1;
+        compiler
+    }
+
+    /// A client needs it no more. The process ends with the last one.
+    pub fn leave(&self) {
+        let mut state = self.state();
+        state.users = state.users.saturating_sub(1);
+        if state.users > 0 {
+            return;
+        }
+        let (session, thread) = (state.session.take(), state.thread.take());
+        drop(state);
+        Self::all().retain(|compiler| !std::ptr::eq(&**compiler, self));
+        if let Some(session) = session {
+            session.send(&Command::Shutdown);
+        }
+        if let Some(thread) = thread {
+            // A panic of the thread was reported by it already.
+            let _ = thread.join();
+        }
+    }
+
+    /// Starts the process if it is not there.
+    fn session(&self) -> Result<Arc<Session>, Status> {
+        let mut state = self.state();
+        if let Some(session) = &state.session
+            && session.lost().is_none()
+        {
+            return Ok(session.clone());
+        }
+        if let Some(finished) = state.thread.take() {
+            // It ends on its own once its process has; a panic of it was reported already.
+            let _ = finished.join();
+        }
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let config = self.config.clone();
+        let run = move || run(&config, &tell);
+        let thread = std::thread::Builder::new().name("mainstay-compiler".into()).spawn(run);
+        state.thread =
+            Some(thread.map_err(|error| Status::exhausted(format!("no thread for the compiler can be had: {error}")))?);
+        let session =
+            told.recv().unwrap_or_else(|_| Err(Status::new(Code::Aborted, "the compiler's thread ended early")))?;
+        state.session = Some(session.clone());
+        Ok(session)
+    }
+
+    /// Asks a question. One that finds the process dying is asked once more.
+    pub fn query(&self, query: Query) -> Result<Reply, Status> {
+        let session = self.session()?;
+        let reply = session.query(query.clone());
+        if reply.is_err() && session.lost().is_some() {
+            return self.session()?.query(query);
+        }
+        reply
+    }
+
+    /// Compiles a program, or finds what was compiled from the same before.
+    pub fn compile(&self, job: CompileJob) -> Result<Arc<Compiled>, Status> {
+        let key = key(&job);
+        if let Some(kept) = self.kept.lock().unwrap_or_else(PoisonError::into_inner).programs.get(&key) {
+            return Ok(kept.clone());
+        }
+        let compiled = Arc::new(self.compile_anew(&job)?);
+        if compiled.serialized.is_ok() {
+            self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(key, &compiled);
+        }
+        Ok(compiled)
+    }
+
+    fn compile_anew(&self, job: &CompileJob) -> Result<Compiled, Status> {
+        let shared = self.alone.read().unwrap_or_else(PoisonError::into_inner);
+        let others_before = self.in_flight.fetch_add(1, Ordering::AcqRel);
+        let session = self.session();
+        let result = session.clone().and_then(|session| compile_in(&session, job));
+        let others_after = self.in_flight.fetch_sub(1, Ordering::AcqRel) - 1;
+        drop(shared);
+        let crashed = result.is_err() && session.is_ok_and(|session| session.lost().is_some());
+        if !crashed || others_before + others_after == 0 {
+            return result;
+        }
+        // Somebody's program killed the process, maybe this one: it is tried alone, and the blame is certain then.
+        let _alone = self.alone.write().unwrap_or_else(PoisonError::into_inner);
+        let session = self.session()?;
+        compile_in(&session, job)
+    }
+}
+
+/// Compiles a program in a process that is there.
+pub fn compile_in(session: &Session, job: &CompileJob) -> Result<Compiled, Status> {
+    match session.ask(|request| Command::Compile { request, job: job.clone() })? {
+        Reply::Compiled(compiled) => Ok(*compiled),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// The life of one compiler process, on a thread of its own.
+fn run(config: &Config, tell: &std::sync::mpsc::SyncSender<Result<Arc<Session>, Status>>) {
+    let mut running = match listen::Compiler::start(config) {
+        Ok(running) => running,
+        Err(error) => {
+            let _ = tell.send(Err(error));
+            return;
+        }
+    };
+    let session = running.session().clone();
+    let _ = tell.send(Ok(session.clone()));
+    let words = running.listen();
+    session.close(Status::new(
+        Code::Aborted,
+        format!("the compiler process (pid {}) {words}; the next compilation starts a fresh one", session.pid),
+    ));
+    running.reap();
+}
+
+fn key(job: &CompileJob) -> u128 {
+    let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+    let options = format!("{}\0{:?}\0{}\0", job.format, job.client_options, job.options.len());
+    for part in [options.as_bytes(), &job.options, &job.code] {
+        hasher.update(part);
+    }
+    hasher.digest128()
+}
+
+impl Kept {
+    fn keep(&mut self, key: u128, compiled: &Arc<Compiled>) {
+        let serialized = compiled.serialized.as_ref().map_or(0, |bytes| bytes.len());
+        let optimized = compiled.info.optimized_program.as_ref().map_or(0, |(_, code)| code.len());
+        let bytes = serialized + optimized;
+        if self.programs.insert(key, compiled.clone()).is_none() {
+            self.order.push_back((key, bytes));
+            self.bytes += bytes;
+        }
+        while self.bytes > KEPT_BYTES {
+            let Some((oldest, freed)) = self.order.pop_front() else { return };
+            self.programs.remove(&oldest);
+            self.bytes -= freed;
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A running worker in the hands of the thread that listens to it: its process, its connection, its session.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use super::process::Process;
+use super::session::Session;
+use crate::abi::{Code, Status};
+use crate::config::Config;
+use crate::slice::Exit;
+use crate::wire::connection::{ConnectionError, Listener, Wait};
+use crate::wire::message::{Command, Report, Start};
+
+/// How long a worker that closed its connection gets to end by itself, so that its exit status tells why.
+const EXIT_GRACE: Duration = Duration::from_millis(100);
+
+/// A worker's process with its connection and its session.
+pub struct Worker {
+    process: Process,
+    listener: Listener,
+    session: Arc<Session>,
+    reports: Vec<Report>,
+}
+
+impl Worker {
+    /// Starts a worker's process and tells it what to do first.
+    ///
+    /// Must be called on a thread that outlives the worker, see [`Process::start`].
+    pub fn start(
+        config: &Config,
+        label: &str,
+        (slice, incarnation): (u32, u64),
+        arena: Option<BorrowedFd<'_>>,
+        start: Start,
+    ) -> Result<Self, Status> {
+        let (process, end, listener) = Process::start(config, label, arena)?;
+        let session = Session::new(slice, incarnation, process.pid(), end);
+        session.send(&Command::Start(start));
+        Ok(Self { process, listener, session, reports: Vec::new() })
+    }
+
+    /// The worker's session.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// Waits, no longer than `timeout`, for reports, and hands them over one by one. May return early without any.
+    ///
+    /// # Errors
+    /// The connection is of no more use, and everything that came before was handed over.
+    pub fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        mut take: impl FnMut(&Arc<Session>, Report),
+    ) -> Result<(), ConnectionError> {
+        let woken = {
+            let mut extra: SmallVec<[BorrowedFd<'_>; 2]> = SmallVec::new();
+            extra.extend(self.process.output_fd());
+            let wait = Wait { extra: &extra, timeout, in_flight: self.session.is_owed() };
+            self.listener.wait(wait, &mut self.reports)
+        };
+        self.reports.drain(..).for_each(|report| take(&self.session, report));
+        if woken?.ready.contains(&true) {
+            self.process.read_output();
+        }
+        Ok(())
+    }
+
+    /// How the process ended, if it has; waits for that up to `bound`. It is reaped then.
+    pub fn exit(&mut self, bound: Duration) -> Option<Exit> {
+        self.process.wait(bound)
+    }
+
+    /// Ends the process and reaps it. `None` where the kernel did not let it go within a generous bound.
+    pub fn kill(&mut self) -> Option<Exit> {
+        self.process.kill()
+    }
+
+    /// The last lines that the worker wrote.
+    pub fn last_words(&mut self) -> String {
+        self.process.last_words()
+    }
+}
+
+/// A worker that has no slice: the compiler. Listened to until it ends.
+pub struct Compiler(Worker);
+
+impl Compiler {
+    /// Starts it and waits, within the configured bound, until it says that it is ready.
+    ///
+    /// # Errors
+    /// What it says is wrong, or how it failed to say anything. Nothing is left running then.
+    pub fn start(config: &Config) -> Result<Self, Status> {
+        let start = Start { plugin: config.plugin.clone(), options: Vec::new(), create_client: false };
+        let mut compiler = Self(Worker::start(config, "compiler", (0, 0), None, start)?);
+        let until = Instant::now() + config.start_timeout;
+        let mut answer = None;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let waited = compiler.0.wait(Some(left), |_, report| {
+                if let Report::Started(result) = report {
+                    answer.get_or_insert(result);
+                }
+            });
+            let failure = match (answer.take(), waited) {
+                (Some(answer), _) => return answer.map(|_| compiler),
+                (None, Err(error)) => compiler.ending(&error),
+                (None, Ok(())) if left.is_zero() => {
+                    format!("was not ready after {:?} (start_timeout)", config.start_timeout)
+                }
+                (None, Ok(())) => continue,
+            };
+            let pid = compiler.0.session.pid;
+            return Err(Status::new(Code::FailedPrecondition, format!("the compiler process (pid {pid}) {failure}")));
+        }
+    }
+
+    /// The compiler's session.
+    pub fn session(&self) -> &Arc<Session> {
+        self.0.session()
+    }
+
+    /// Takes in reports until the process is gone, or given up; returns what happened to it, in words.
+    pub fn listen(&mut self) -> String {
+        loop {
+            if let Err(error) = self.0.wait(None, |session, report| session.take_in(report)) {
+                return self.ending(&error);
+            }
+        }
+    }
+
+    /// In words that follow "the compiler process": how it ended. It has ended afterwards.
+    fn ending(&mut self, error: &ConnectionError) -> String {
+        let by_itself = matches!(error, ConnectionError::Closed).then(|| self.0.exit(EXIT_GRACE)).flatten();
+        let what = match by_itself {
+            Some(Exit::Signal(signal)) => format!("was killed by signal {signal}"),
+            Some(Exit::Code(code)) => format!("left with exit code {code}"),
+            None => format!("was given up: {error}"),
+        };
+        self.0.kill();
+        let words = self.0.last_words();
+        if words.is_empty() { what } else { format!("{what}; its last words: {}", harmless(&words)) }
+    }
+
+    /// The process is gone: nothing of it touches anything any more.
+    pub fn reap(mut self) {
+        if self.0.kill().is_some() {
+            self.0.session.reaped();
+        }
+    }
+}
+
+/// Foreign words in our errors must not contain the names that elastic libraries take for a lost slice.
+pub fn harmless(words: &str) -> String {
+    ["DATA_LOSS", "INTERNAL", "NOT_FOUND", "DEADLINE_EXCEEDED"]
+        .iter()
+        .fold(words.to_owned(), |words, name| words.replace(name, &name.to_lowercase().replace('_', " ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::harmless;
+
+    #[test]
+    fn quoted_words_do_not_look_like_a_lost_slice() {
+        let words = harmless("INTERNAL: Check failed; NOT_FOUND: x");
+        assert!(!words.contains("INTERNAL") && !words.contains("NOT_FOUND"), "{words}");
+    }
+}

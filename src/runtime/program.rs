@@ -1,0 +1,153 @@
+//! Programs as the framework holds them: compiled once, placed on devices, loaded onto each incarnation that runs them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smallvec::SmallVec;
+
+use super::buffer::{DeviceLayout, Shape};
+use super::client::Client;
+use super::session::Session;
+use crate::abi::Status;
+use crate::program::artifact::Artifact;
+use crate::wire::message::{Command, Dims, ExecutableId, ExecutableInfo};
+
+/// A program that can run on the client's devices.
+pub struct Program {
+    /// Its id on every worker.
+    pub id: ExecutableId,
+    /// The client it belongs to.
+    pub client: Arc<Client>,
+    /// What was compiled.
+    pub artifact: Arc<Artifact>,
+    /// Where it runs.
+    pub placement: Placement,
+    /// The outputs of each device.
+    pub outputs: Vec<Shape>,
+    deleted: AtomicBool,
+    /// Slices and the incarnations of theirs that have it.
+    loaded: Mutex<SmallVec<[(u32, u64); 2]>>,
+}
+
+/// Where a program runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// On these devices, by index among the client's: replica-major, the order of the argument lists.
+    Devices(Vec<u32>),
+    /// On whichever single device the launch names.
+    Portable,
+}
+
+impl Placement {
+    /// The devices, by index among the client's; none for a portable program.
+    pub fn devices(&self) -> &[u32] {
+        match self {
+            Self::Devices(devices) => devices,
+            Self::Portable => &[],
+        }
+    }
+}
+
+impl Program {
+    /// A program that is not on any worker yet.
+    pub fn new(client: &Arc<Client>, artifact: Arc<Artifact>, placement: Placement) -> Arc<Self> {
+        let program = Arc::new(Self {
+            id: client.fresh_id(),
+            client: client.clone(),
+            outputs: outputs(&artifact.info),
+            artifact,
+            placement,
+            deleted: AtomicBool::new(false),
+            loaded: Mutex::default(),
+        });
+        client.keep_program(&program);
+        program
+    }
+
+    /// Sends the program ahead to the workers that will run it, where they are alive.
+    pub fn loaded(self: Arc<Self>) -> Arc<Self> {
+        for slice in self.slices() {
+            let session = self.client.session(slice);
+            if session.lost().is_none() {
+                self.ensure_loaded(&session);
+            }
+        }
+        self
+    }
+
+    /// What is known of it.
+    pub fn info(&self) -> &ExecutableInfo {
+        &self.artifact.info
+    }
+
+    /// The slices it runs on for sure.
+    pub fn slices(&self) -> SmallVec<[u32; 4]> {
+        let slices = self.placement.devices().iter().map(|&device| self.client.devices[device as usize].slice);
+        let mut slices: SmallVec<[u32; 4]> = slices.collect();
+        slices.sort_unstable();
+        slices.dedup();
+        slices
+    }
+
+    /// Sends the program to a worker that does not have it yet.
+    pub fn ensure_loaded(&self, session: &Session) {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        match loaded.iter_mut().find(|(slice, _)| *slice == session.slice) {
+            Some((_, incarnation)) if *incarnation == session.incarnation => return,
+            Some((_, incarnation)) => *incarnation = session.incarnation,
+            None => loaded.push((session.slice, session.incarnation)),
+        }
+        // Sent under the lock: whoever finds the program loaded must come after this in the worker's queue.
+        session.send(&Command::Load {
+            executable: self.id,
+            serialized: self.artifact.serialized.clone(),
+            options: self.artifact.options.clone(),
+            donated: self.artifact.info.donated.as_slice().into(),
+        });
+    }
+
+    /// Frees what the workers hold of it. Launches under way go on.
+    pub fn delete(&self) {
+        if self.deleted.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let loaded = std::mem::take(&mut *self.loaded.lock().unwrap_or_else(PoisonError::into_inner));
+        for (slice, incarnation) in loaded {
+            let session = self.client.session(slice);
+            if session.incarnation == incarnation {
+                session.send(&Command::Unload { executable: self.id });
+            }
+        }
+    }
+
+    /// Whether it was deleted.
+    pub fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::Acquire)
+    }
+
+    /// An error once it was deleted.
+    pub fn check_held(&self) -> Result<(), Status> {
+        if self.is_deleted() {
+            return Err(Status::failed_precondition(format!("the program {} was deleted", self.info().name)));
+        }
+        Ok(())
+    }
+}
+
+/// The shapes of a program's outputs, with their layouts as the plugin writes them.
+fn outputs(info: &ExecutableInfo) -> Vec<Shape> {
+    let layouts = info.output_layouts.as_deref().unwrap_or_default();
+    let shape = |(index, (&element_type, dims)): (usize, (&u32, &Dims))| Shape {
+        element_type,
+        dims: dims.clone(),
+        layout: layouts.get(index).map(|text| DeviceLayout::Text(Arc::from(text.as_str()))),
+    };
+    info.output_types.iter().zip(&info.output_dims).enumerate().map(shape).collect()
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.delete();
+        self.client.forget_program(self.id);
+    }
+}

@@ -1,0 +1,278 @@
+//! A session: the life of one worker as the client sees it, from its start to its loss.
+//!
+//! Buffers, launches and requests belong to a session. When its worker is lost the session is closed once, with
+//! the first cause; everything pending fails with it, and whatever is asked of the session later gets it too.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+
+use smallvec::SmallVec;
+
+use super::event::{Event, Outcome};
+use crate::abi::Status;
+use crate::wire::arena::Block;
+use crate::wire::connection::ClientEnd;
+use crate::wire::message::{
+    BufferId, ClientDescription, Command, ExecutableId, Extent, LaunchId, LoanId, Query, Reply, Report, RequestId,
+};
+
+/// What to do with the answer to a request. Runs on the session's listener thread; must not block.
+pub type Answer = Box<dyn FnOnce(Result<Reply, Status>) + Send>;
+
+/// One worker's life. Shared by the slice (while it is the current one) and by every buffer it holds.
+pub struct Session {
+    /// The slice it serves; meaningless for a compiler.
+    pub slice: u32,
+    /// Counts the workers that the slice has had, from 1.
+    pub incarnation: u64,
+    /// The worker's process.
+    pub pid: u32,
+    /// What the worker said of its inner client; absent for a compiler.
+    description: OnceLock<ClientDescription>,
+    /// Gone once the session is closed, so that poisoned buffers do not keep rings mapped.
+    sender: RwLock<Option<Arc<ClientEnd>>>,
+    pending: Mutex<Pending>,
+    lost: OnceLock<Status>,
+    /// Blocks that a lost worker may still write to; `None` once it is reaped.
+    graveyard: Mutex<Option<Vec<Arc<Block>>>>,
+    requests: AtomicU64,
+}
+
+/// What the worker still owes. Lock order: taken alone, or before nothing; callbacks run outside it.
+#[derive(Default)]
+struct Pending {
+    ready: HashMap<BufferId, Arc<Event>>,
+    launches: HashMap<LaunchId, Launch>,
+    requests: HashMap<RequestId, Answer>,
+    loaded: HashMap<ExecutableId, Arc<Event>>,
+    loans: HashMap<LoanId, Arc<Block>>,
+    closed: bool,
+}
+
+/// The completion of each device of a launch.
+type Launch = SmallVec<[Option<Arc<Event>>; 4]>;
+
+impl Session {
+    /// A session with a worker that has just been started.
+    pub fn new(slice: u32, incarnation: u64, pid: u32, sender: Arc<ClientEnd>) -> Arc<Self> {
+        Arc::new(Self {
+            slice,
+            incarnation,
+            pid,
+            description: OnceLock::new(),
+            sender: RwLock::new(Some(sender)),
+            pending: Mutex::new(Pending::default()),
+            lost: OnceLock::new(),
+            graveyard: Mutex::new(Some(Vec::new())),
+            requests: AtomicU64::new(1),
+        })
+    }
+
+    /// Why the worker is lost, if it is.
+    pub fn lost(&self) -> Option<&Status> {
+        self.lost.get()
+    }
+
+    /// What the worker said of its inner client, once it has.
+    pub fn description(&self) -> Option<&ClientDescription> {
+        self.description.get()
+    }
+
+    /// Keeps what the worker said of its inner client. Only the first counts.
+    pub fn describe(&self, description: ClientDescription) {
+        let _ = self.description.set(description);
+    }
+
+    /// Whether the worker owes anything: an answer, a completion.
+    pub fn is_owed(&self) -> bool {
+        let pending = self.pending();
+        !(pending.ready.is_empty() && pending.launches.is_empty() && pending.requests.is_empty())
+    }
+
+    /// Sends a command; what is sent to a lost worker is dropped, for its effects are lost in any case.
+    pub fn send(&self, command: &Command) {
+        let sender = self.sender.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = &*sender {
+            // A closed connection is noticed by the listener, which closes the session.
+            let _ = sender.send(command);
+        }
+    }
+
+    /// Makes the listener look at its deadline again.
+    pub fn wake_listener(&self) {
+        if let Some(sender) = &*self.sender.read().unwrap_or_else(PoisonError::into_inner) {
+            sender.wake_listener();
+        }
+    }
+
+    /// Runs `register` on what is pending, unless the session is closed: then the loss is returned.
+    fn register(&self, register: impl FnOnce(&mut Pending)) -> Result<(), Status> {
+        let mut pending = self.pending();
+        if pending.closed {
+            drop(pending);
+            return Err(self.loss());
+        }
+        register(&mut pending);
+        Ok(())
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn loss(&self) -> Status {
+        // `closed` is set after `lost`, under the lock that the caller held.
+        self.lost.get().cloned().unwrap_or_else(|| Status::failed_precondition("the session is closed"))
+    }
+
+    /// `event` is set when the worker reports the buffer ready, or when it is lost.
+    pub fn expect_ready(&self, buffer: BufferId, event: &Arc<Event>) {
+        if let Err(loss) = self.register(|pending| drop(pending.ready.insert(buffer, event.clone()))) {
+            event.set(Err(loss));
+        }
+    }
+
+    /// Each device's event is set when the worker reports its part of the launch over, or when it is lost.
+    pub fn expect_launch(&self, launch: LaunchId, devices: &[Arc<Event>]) {
+        let events = devices.iter().cloned().map(Some).collect();
+        if let Err(loss) = self.register(|pending| drop(pending.launches.insert(launch, events))) {
+            for device in devices {
+                device.set(Err(loss.clone()));
+            }
+        }
+    }
+
+    /// `event` is set when the worker reports the program loaded or not, or when it is lost.
+    pub fn expect_loaded(&self, executable: ExecutableId, event: &Arc<Event>) {
+        if let Err(loss) = self.register(|pending| drop(pending.loaded.insert(executable, event.clone()))) {
+            event.set(Err(loss));
+        }
+    }
+
+    /// Lends a block to the worker until it says it no longer uses it, or is dead and reaped.
+    pub fn lend(&self, loan: LoanId, block: Arc<Block>) {
+        // A closed session sends nothing any more, so the block is free at once.
+        let _ = self.register(|pending| drop(pending.loans.insert(loan, block)));
+    }
+
+    /// Sends a request made with a fresh id; `answer` runs once, with the reply or with the loss.
+    pub fn request(&self, command: impl FnOnce(RequestId) -> Command, answer: Answer) {
+        let request = self.requests.fetch_add(1, Ordering::Relaxed);
+        let mut answer = Some(answer);
+        match self.register(|pending| drop(pending.requests.insert(request, answer.take().expect("still here")))) {
+            Ok(()) => self.send(&command(request)),
+            Err(loss) => {
+                if let Some(answer) = answer {
+                    answer(Err(loss));
+                }
+            }
+        }
+    }
+
+    /// Sends a request and waits for its answer. Bounded by the worker's life.
+    pub fn ask(&self, command: impl FnOnce(RequestId) -> Command) -> Result<Reply, Status> {
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        self.request(
+            command,
+            Box::new(move |reply| {
+                let _ = tell.send(reply);
+            }),
+        );
+        told.recv().unwrap_or_else(|_| Err(Status::failed_precondition("the request was dropped unanswered")))
+    }
+
+    /// Asks a question and waits for the answer.
+    pub fn query(&self, query: Query) -> Result<Reply, Status> {
+        self.ask(|request| Command::Ask { request, query })
+    }
+
+    /// Takes in one report of the worker. Callbacks run on this thread, outside every lock.
+    pub fn take_in(&self, report: Report) {
+        match report {
+            Report::Ready { buffer, result } => {
+                let event = self.pending().ready.remove(&buffer);
+                settle(event, result);
+            }
+            Report::Executed { launch, device, result } => {
+                let event = self.pending().device_done(launch, device);
+                settle(event, result);
+            }
+            Report::Returned { loan } => drop(self.take_loan(loan)),
+            Report::Loaded { executable, result } => {
+                let event = self.pending().loaded.remove(&executable);
+                settle(event, result);
+            }
+            Report::Reply { request, result } => {
+                let answer = self.pending().requests.remove(&request);
+                if let Some(answer) = answer {
+                    answer(result);
+                }
+            }
+            // The answer to the start is taken by who started the worker; a second one says nothing.
+            Report::Started(_) => {}
+        }
+    }
+
+    fn take_loan(&self, loan: LoanId) -> Option<Arc<Block>> {
+        self.pending().loans.remove(&loan)
+    }
+
+    /// Closes the session: fails everything pending with `loss`, now and from now on.
+    ///
+    /// The connection goes. Blocks that the worker may still touch are kept until [`Session::reaped`].
+    pub fn close(&self, loss: Status) {
+        let _ = self.lost.set(loss);
+        let taken = {
+            let mut pending = self.pending();
+            let taken = std::mem::take(&mut *pending);
+            pending.closed = true;
+            taken
+        };
+        taken.loans.into_values().for_each(|block| self.keep_until_reaped(block));
+        *self.sender.write().unwrap_or_else(PoisonError::into_inner) = None;
+        let loss = self.loss();
+        let launches = taken.launches.into_values().flatten().flatten();
+        for event in taken.ready.into_values().chain(launches).chain(taken.loaded.into_values()) {
+            event.set(Err(loss.clone()));
+        }
+        for answer in taken.requests.into_values() {
+            answer(Err(loss.clone()));
+        }
+    }
+
+    /// Keeps a block from being given to anybody else for as long as the lost worker may still write to it.
+    pub fn keep_until_reaped(&self, block: Arc<Block>) {
+        if let Some(graveyard) = &mut *self.graveyard.lock().unwrap_or_else(PoisonError::into_inner) {
+            graveyard.push(block);
+        }
+    }
+
+    /// The worker is dead and reaped: nothing of it touches the arena any more.
+    pub fn reaped(&self) {
+        self.graveyard.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// Tells the worker which part of the arena is committed now.
+    pub fn populate(&self, extent: Extent) {
+        self.send(&Command::Populate { extent });
+    }
+}
+
+impl Pending {
+    /// Takes the event of one device of a launch, and forgets the launch with its last device.
+    fn device_done(&mut self, launch: LaunchId, device: u32) -> Option<Arc<Event>> {
+        let devices = self.launches.get_mut(&launch)?;
+        let event = devices.get_mut(device as usize)?.take();
+        if devices.iter().all(Option::is_none) {
+            self.launches.remove(&launch);
+        }
+        event
+    }
+}
+
+fn settle(event: Option<Arc<Event>>, result: Outcome) {
+    if let Some(event) = event {
+        event.set(result);
+    }
+}

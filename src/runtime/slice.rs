@@ -1,0 +1,328 @@
+//! A slice: the thread that does what the slice's state machine says, and tells it what happens.
+//!
+//! The machine ([`crate::slice`]) decides; this thread starts processes, listens, kills and reaps. Nobody else does.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::client::Shared;
+use super::listen::Worker;
+use super::session::Session;
+use crate::abi::Status;
+use crate::slice::{Action, Actions, Event, Incarnation, Loss, LossCause, Order, Rest, Slice as Machine, State};
+use crate::wire::connection::ConnectionError;
+use crate::wire::message::{Command, Report, Start};
+
+/// How often it is looked whether an idle worker has got work, where lack of progress is bounded.
+const GLANCE: Duration = Duration::from_millis(500);
+
+/// A slice of a client. The same object through all its incarnations.
+pub struct Slice {
+    /// Position among the client's slices.
+    pub index: u32,
+    shared: Arc<Shared>,
+    state: Mutex<Known>,
+    changed: Condvar,
+    current: RwLock<Option<Arc<Session>>>,
+    /// The inner ids of the slice's devices, the same for every incarnation.
+    device_ids: OnceLock<Vec<i32>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What is known of a slice; shared by its thread and whoever asks.
+struct Known {
+    machine: Machine,
+    orders: Vec<Order>,
+    /// How the start of the first worker went.
+    first: Option<Result<Arc<Session>, Status>>,
+}
+
+impl Slice {
+    /// Starts the slice's thread, and with it its first worker. [`Slice::await_first`] tells how that went.
+    pub fn start(index: u32, shared: &Arc<Shared>) -> Result<Arc<Self>, Status> {
+        let machine = Machine::new(index, shared.config.policy(), Instant::now());
+        let slice = Arc::new(Self {
+            index,
+            shared: shared.clone(),
+            state: Mutex::new(Known { machine, orders: vec![Order::Resume], first: None }),
+            changed: Condvar::new(),
+            current: RwLock::new(None),
+            device_ids: OnceLock::new(),
+            thread: Mutex::new(None),
+        });
+        let keeper = Keeper { slice: slice.clone(), worker: None };
+        let thread = std::thread::Builder::new().name(format!("mainstay-{index}")).spawn(move || keeper.run());
+        let thread =
+            thread.map_err(|error| Status::exhausted(format!("no thread for slice {index} can be had: {error}")))?;
+        *slice.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(slice)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first worker's session, once it is ready. Bounded by the configured time to start.
+    pub fn await_first(&self) -> Result<Arc<Session>, Status> {
+        let mut known = self.known();
+        loop {
+            match &known.first {
+                Some(first) => return first.clone(),
+                None => known = self.changed.wait(known).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// The session that serves the slice now; a closed one while there is none.
+    pub fn current(&self) -> Arc<Session> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        // Set before the client exists, and never unset.
+        current.clone().expect("a slice is asked for its session only once its first worker is ready")
+    }
+
+    /// Where the slice stands, its incarnation, and its worker's process.
+    pub fn standing(&self) -> (State, Incarnation, Option<u32>) {
+        let known = self.known();
+        (known.machine.state(), known.machine.incarnation(), known.machine.pid())
+    }
+
+    /// The losses so far that are kept, oldest first.
+    pub fn losses(&self) -> Vec<Arc<Loss>> {
+        self.known().machine.losses().cloned().collect()
+    }
+
+    /// Why values that no living worker has are lost.
+    pub fn last_loss(&self) -> Status {
+        let loss = self.known().machine.losses().next_back().map(|loss| loss.status());
+        loss.unwrap_or_else(|| Status::failed_precondition(format!("slice {} has no worker", self.index)))
+    }
+
+    /// The id that a device has on this slice's worker.
+    pub fn local_device_id(&self, ordinal: u32) -> Option<i32> {
+        self.device_ids.get()?.get(ordinal as usize).copied()
+    }
+
+    /// Tells the worker to leave, and no other to come.
+    pub fn begin_stop(&self) {
+        self.known().orders.push(Order::Stop(Rest::Closed));
+        self.changed.notify_all();
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(session) = current {
+            session.wake_listener();
+        }
+    }
+
+    /// Waits until the worker is gone and the thread has ended. Bounded: a worker that does not leave is killed.
+    pub fn stop(&self) {
+        self.begin_stop();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic of the thread was reported by it already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the slice's thread has: the worker, while there is one.
+struct Keeper {
+    slice: Arc<Slice>,
+    worker: Option<Worker>,
+}
+
+impl Keeper {
+    fn run(mut self) {
+        loop {
+            let orders = std::mem::take(&mut self.slice.known().orders);
+            for order in orders {
+                let actions = self.slice.known().machine.order(order, Instant::now());
+                self.act(actions);
+            }
+            if self.slice.known().machine.state() == State::Closed {
+                return;
+            }
+            match self.worker {
+                Some(_) => self.listen(),
+                None => self.idle(),
+            }
+            let actions = self.slice.known().machine.order(Order::Tick, Instant::now());
+            self.act(actions);
+        }
+    }
+
+    /// Waits for an order, or for the time when the machine wants to be asked again.
+    fn idle(&self) {
+        let known = self.slice.known();
+        if !known.orders.is_empty() {
+            return;
+        }
+        let waited = match known.machine.deadline() {
+            Some(at) => self
+                .slice
+                .changed
+                .wait_timeout(known, at.saturating_duration_since(Instant::now()))
+                .map(|(guard, _)| drop(guard))
+                .is_ok(),
+            None => self.slice.changed.wait(known).map(drop).is_ok(),
+        };
+        // A poisoned lock is taken as it is by whoever takes it next.
+        let _ = waited;
+    }
+
+    /// Waits for reports once, and tells the machine what came of it.
+    fn listen(&mut self) {
+        let (timeout, bounded) = self.patience();
+        let Some(worker) = &mut self.worker else { return };
+        let (session, mut events) = (worker.session().clone(), Vec::new());
+        let mut heard = false;
+        let waited = worker.wait(timeout, |session, report| match report {
+            Report::Started(Ok(description)) => {
+                if let Some(description) = description {
+                    session.describe(*description);
+                }
+                events.push(Event::Started);
+            }
+            Report::Started(Err(status)) => events.push(Event::StartFailed(status)),
+            report => {
+                heard = true;
+                session.take_in(report);
+            }
+        });
+        if heard || (bounded && session.is_owed()) {
+            events.push(Event::Progress { outstanding: session.is_owed() });
+        }
+        match waited {
+            Ok(()) => {}
+            Err(ConnectionError::Closed) => self.hung_up(&mut events),
+            Err(error) => events.push(Event::Corrupt(error.to_string())),
+        }
+        self.tell(events);
+    }
+
+    /// How long to wait for reports at most, and whether lack of progress is bounded.
+    fn patience(&self) -> (Option<Duration>, bool) {
+        let bounded = self.slice.shared.config.policy().progress.is_some();
+        let deadline = self.slice.known().machine.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let glance = bounded.then_some(GLANCE);
+        (deadline.into_iter().chain(glance).min(), bounded)
+    }
+
+    /// The connection is closed: the process is waited for as long as the machine has patience.
+    fn hung_up(&mut self, events: &mut Vec<Event>) {
+        let Some(worker) = &mut self.worker else { return };
+        events.push(Event::ConnectionClosed);
+        let exit = worker.exit(self.slice.shared.config.policy().exit_grace);
+        events.push(Event::Output(worker.last_words().into()));
+        events.extend(exit.map(Event::Reaped));
+    }
+
+    fn tell(&mut self, events: Vec<Event>) {
+        for event in events {
+            let actions = {
+                let mut known = self.slice.known();
+                let incarnation = known.machine.incarnation();
+                known.machine.handle(incarnation, event, Instant::now())
+            };
+            self.act(actions);
+        }
+    }
+
+    fn act(&mut self, actions: Actions) {
+        for action in actions {
+            match action {
+                Action::Start(incarnation) => self.start(incarnation),
+                Action::Up(_) => self.publish(),
+                Action::Shutdown(_) => self.send(&Command::Shutdown),
+                Action::Kill(_) => self.kill(),
+                Action::Lose(loss) => self.lose(&loss),
+                Action::Reclaim(_) => self.reclaim(),
+            }
+        }
+        self.slice.changed.notify_all();
+    }
+
+    fn send(&self, command: &Command) {
+        if let Some(worker) = &self.worker {
+            worker.session().send(command);
+        }
+    }
+
+    fn start(&mut self, incarnation: Incarnation) {
+        let (config, arena) = (&self.slice.shared.config, &self.slice.shared.arena);
+        let start = Start { plugin: config.plugin.clone(), options: config.inner_options(), create_client: true };
+        let label = format!("slice {}", self.slice.index);
+        let event = match Worker::start(config, &label, (self.slice.index, incarnation), Some(arena.fd()), start) {
+            Ok(worker) => {
+                let pid = worker.session().pid;
+                self.worker = Some(worker);
+                Event::Spawned(pid)
+            }
+            Err(status) => Event::StartFailed(status),
+        };
+        self.tell(vec![event]);
+    }
+
+    /// Lets the client use the worker, with the programs that are in use already on their way to it.
+    fn publish(&mut self) {
+        let Some(worker) = &self.worker else { return };
+        let session = worker.session().clone();
+        if let Err(status) = self.check_devices(&session) {
+            return self.tell(vec![Event::Corrupt(status.message.to_string())]);
+        }
+        for extent in self.slice.shared.arena.committed() {
+            session.populate(extent);
+        }
+        for program in self.slice.shared.programs() {
+            if program.slices().contains(&self.slice.index) {
+                program.ensure_loaded(&session);
+            }
+        }
+        *self.slice.current.write().unwrap_or_else(PoisonError::into_inner) = Some(session.clone());
+        self.slice.known().first.get_or_insert(Ok(session));
+    }
+
+    /// A replacement must have the devices that the first worker had: handles are stable.
+    fn check_devices(&self, session: &Session) -> Result<(), Status> {
+        let devices =
+            session.description().iter().flat_map(|description| &description.devices).map(|device| device.id).collect();
+        let known = self.slice.device_ids.get_or_init(|| Vec::clone(&devices));
+        if *known == devices {
+            return Ok(());
+        }
+        Err(Status::failed_precondition(format!("it has the devices {devices:?} where the slice has {known:?}")))
+    }
+
+    fn kill(&mut self) {
+        let Some(worker) = &mut self.worker else { return };
+        // A process that the kernel does not let go is asked for again when its slice is next looked at.
+        let exit = worker.kill();
+        let words = worker.last_words();
+        let mut events = vec![Event::Output(words.into())];
+        events.extend(exit.map(Event::Reaped));
+        self.tell(events);
+    }
+
+    fn lose(&self, loss: &Loss) {
+        let stopped = loss.cause == LossCause::Stopped;
+        tracing::info!(slice = loss.slice, incarnation = loss.incarnation, reason = %loss.status().message, "slice lost");
+        if let Some(worker) = &self.worker {
+            let status = if stopped { Status::failed_precondition("the client was destroyed") } else { loss.status() };
+            worker.session().close(status);
+        }
+        let mut known = self.slice.known();
+        if known.first.is_none() {
+            known.first = Some(Err(match &loss.cause {
+                LossCause::StartFailed(status) => status.clone(),
+                _ => Status::failed_precondition(loss.status().message),
+            }));
+        }
+    }
+
+    fn reclaim(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.session().reaped();
+        }
+    }
+}

@@ -52,7 +52,7 @@ impl Worker {
         let arena = Arena::new(ArenaOptions::new(64 << 20)).unwrap();
         let (end, listener, fds) = connection::connect(&connection::Options::default(), Some(arena.fd())).unwrap();
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        command.arg("worker").stdin(Stdio::null());
+        command.args(["worker", "--label", "test"]).stdin(Stdio::null());
         fds.inherit(&mut command);
         let child = command.spawn().unwrap();
         drop(fds);

@@ -208,7 +208,7 @@ entries! {
             )
         };
         CompileOptions::parse(options)?;
-        let artifact = runtime::compiler::compile_for_topology(topology.serialized()?, format, code, options)?;
+        let artifact = runtime::compiler::compile_for_topology(topology.source(), format, code, options)?;
         args.executable = ExecutableHandle::new(Arc::new(artifact)).into_raw();
         Ok(())
     }

@@ -7,8 +7,8 @@ use super::entry::{bytes, entries, refusals, text};
 use super::handle::Handle;
 use super::values::{NamedValues, from_c};
 use crate::abi::{Status, sys};
-use crate::runtime::{self, compiler::TopologySource};
-use crate::wire::message::TopologyInfo;
+use crate::runtime;
+use crate::wire::message::{TopologyInfo, TopologySource};
 
 /// A topology in a caller's hands.
 pub struct TopologyHandle {
@@ -81,6 +81,11 @@ impl TopologyHandle {
 
     fn info(&self) -> Result<&TopologyInfo, Status> {
         self.info.get_or_init(|| runtime::compiler::topology(&self.source)).as_ref().map_err(Clone::clone)
+    }
+
+    /// Where it is from.
+    pub fn source(&self) -> &TopologySource {
+        &self.source
     }
 
     /// The inner plugin's serialized form.

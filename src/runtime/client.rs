@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::buffer::{Place, Shape, unexpected};
-use super::compiler::{Compiler, TopologySource};
+use super::compiler::Compiler;
 use super::copier::Copier;
 use super::device::{Device, Memory, combine};
 use super::program::{Placement, Program};
@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::program::artifact::Artifact;
 use crate::program::options::{Assignment, CompileOptions};
 use crate::wire::arena::{Arena, ArenaOptions, Block};
-use crate::wire::message::{CompileJob, ExecutableId, Layout, NamedValue, Query, Reply, Value};
+use crate::wire::message::{CompileJob, ExecutableId, Layout, NamedValue, Query, Reply, TopologySource, Value};
 
 /// The client that a framework sees.
 pub struct Client {

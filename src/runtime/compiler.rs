@@ -14,7 +14,7 @@ use super::session::Session;
 use crate::abi::{Code, Status};
 use crate::config::Config;
 use crate::program::artifact::Artifact;
-use crate::wire::message::{Command, CompileJob, Compiled, NamedValue, Query, Reply, TopologyInfo};
+use crate::wire::message::{Command, CompileJob, Compiled, NamedValue, Query, Reply, TopologyInfo, TopologySource};
 
 /// What compiled programs may take up in memory before the oldest are forgotten.
 const KEPT_BYTES: usize = 256 << 20;
@@ -47,22 +47,6 @@ struct Kept {
     bytes: usize,
 }
 
-/// Where a topology comes from.
-#[derive(Clone, Debug)]
-pub enum TopologySource {
-    /// By name.
-    Name {
-        /// The topology's name, in the inner plugin's terms.
-        name: String,
-        /// Its create options.
-        options: Vec<NamedValue>,
-    },
-    /// From its serialized form.
-    Serialized(Vec<u8>),
-    /// Of an inner client with these create options.
-    Client(Vec<NamedValue>),
-}
-
 /// The inner plugin's attributes, also before there is a client.
 pub fn plugin_attributes() -> Result<Vec<NamedValue>, Status> {
     match Compiler::of_environment()?.query(Query::PluginAttributes)? {
@@ -73,12 +57,7 @@ pub fn plugin_attributes() -> Result<Vec<NamedValue>, Status> {
 
 /// What the inner plugin says of a topology.
 pub fn topology(source: &TopologySource) -> Result<TopologyInfo, Status> {
-    let query = match source.clone() {
-        TopologySource::Name { name, options } => Query::TopologyByName { name, options },
-        TopologySource::Serialized(serialized) => Query::TopologyDeserialize { serialized },
-        TopologySource::Client(client_options) => Query::TopologyOfClient { client_options },
-    };
-    match Compiler::of_environment()?.query(query)? {
+    match Compiler::of_environment()?.query(Query::Topology(source.clone()))? {
         Reply::Topology(info) => Ok(*info),
         other => Err(unexpected(&other)),
     }
@@ -86,13 +65,13 @@ pub fn topology(source: &TopologySource) -> Result<TopologyInfo, Status> {
 
 /// Compiles ahead of time for a topology.
 pub fn compile_for_topology(
-    topology: &[u8],
+    topology: &TopologySource,
     format: String,
     code: Vec<u8>,
     options: &[u8],
 ) -> Result<Artifact, Status> {
     let job = CompileJob { format, code: code.into(), options: options.into(), client_options: Vec::new() };
-    let query = Query::CompileForTopology { topology: topology.to_vec(), job };
+    let query = Query::CompileForTopology { topology: topology.clone(), job };
     match Compiler::of_environment()?.query(query)? {
         Reply::Compiled(compiled) => Ok(Artifact {
             serialized: compiled.serialized?,

@@ -279,6 +279,22 @@ pub struct CompileJob {
     pub client_options: Vec<NamedValue>,
 }
 
+/// Where a topology is from. Not every plugin can serialize every topology: libtpu can't, where it has several slices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum TopologySource {
+    /// By name (`PJRT_TopologyDescription_Create`).
+    Name {
+        /// The topology's name, in the plugin's terms; empty for its choice.
+        name: String,
+        /// Its create options.
+        options: Vec<NamedValue>,
+    },
+    /// What `PJRT_TopologyDescription_Serialize` gave.
+    Serialized(Vec<u8>),
+    /// Of a client with these create options, as in [`CompileJob`].
+    Client(Vec<NamedValue>),
+}
+
 /// Questions that want an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Query {
@@ -324,27 +340,12 @@ pub enum Query {
         /// As in [`CompileJob`].
         client_options: Vec<NamedValue>,
     },
-    /// [`Reply::Topology`] by name (`PJRT_TopologyDescription_Create`).
-    TopologyByName {
-        /// The topology's name.
-        name: String,
-        /// Its create options.
-        options: Vec<NamedValue>,
-    },
-    /// [`Reply::Topology`] of a client with these create options.
-    TopologyOfClient {
-        /// As in [`CompileJob`].
-        client_options: Vec<NamedValue>,
-    },
-    /// [`Reply::Topology`] of serialized bytes.
-    TopologyDeserialize {
-        /// What `PJRT_TopologyDescription_Serialize` gave.
-        serialized: Vec<u8>,
-    },
+    /// [`Reply::Topology`].
+    Topology(TopologySource),
     /// [`Reply::Compiled`]: `PJRT_Compile`, ahead of time for a topology.
     CompileForTopology {
-        /// The topology, serialized.
-        topology: Vec<u8>,
+        /// The topology.
+        topology: TopologySource,
         /// The program; its `client_options` are not used.
         job: CompileJob,
     },

@@ -2,7 +2,6 @@
 
 use super::compile::{Compiler, compiled};
 use super::describe;
-use super::inner::Topology;
 use super::session::Host;
 use crate::abi::Status;
 use crate::wire::message::{Query, Reply, RequestId};
@@ -38,12 +37,7 @@ impl Host {
 fn takes_long(query: &Query) -> bool {
     matches!(
         query,
-        Query::DefaultLayout { .. }
-            | Query::Inspect { .. }
-            | Query::TopologyByName { .. }
-            | Query::TopologyOfClient { .. }
-            | Query::TopologyDeserialize { .. }
-            | Query::CompileForTopology { .. }
+        Query::DefaultLayout { .. } | Query::Inspect { .. } | Query::Topology(_) | Query::CompileForTopology { .. }
     )
 }
 
@@ -56,21 +50,10 @@ fn answer_slowly(compiler: &Compiler, query: Query) -> Result<Reply, Status> {
         Query::Inspect { serialized, options, client_options } => {
             compiler.inspect(&serialized, &options, &client_options).map(compiled)
         }
-        Query::TopologyByName { name, options } => {
-            describe_topology(&Topology::by_name(compiler.plugin, &name, &options)?)
-        }
-        Query::TopologyOfClient { client_options } => {
-            let client = compiler.client(&client_options)?;
-            describe_topology(&client.topology()?)
-        }
-        Query::TopologyDeserialize { serialized } => {
-            describe_topology(&Topology::deserialize(compiler.plugin, &serialized)?)
-        }
+        Query::Topology(source) => compiler.with_topology(&source, |topology| {
+            describe::topology(topology).map(|info| Reply::Topology(Box::new(info)))
+        }),
         Query::CompileForTopology { topology, job } => compiler.compile_for_topology(&topology, &job).map(compiled),
         other => Err(Status::unimplemented(format!("the worker has no answer to {other:?}"))),
     }
-}
-
-fn describe_topology(topology: &Topology<'_>) -> Result<Reply, Status> {
-    describe::topology(topology).map(|info| Reply::Topology(Box::new(info)))
 }

@@ -8,7 +8,7 @@ use super::inner::{Client, Plugin, Program, Topology};
 use super::jobs::Jobs;
 use super::session::Host;
 use crate::abi::Status;
-use crate::wire::message::{CompileJob, Compiled, NamedValue, Reply, RequestId};
+use crate::wire::message::{CompileJob, Compiled, NamedValue, Reply, RequestId, TopologySource};
 
 /// Compiles on threads of its own.
 pub(super) struct Compiler {
@@ -60,10 +60,24 @@ impl Compiler {
     }
 
     /// Compiles for a topology, of which no device need be here.
-    pub(super) fn compile_for_topology(&self, topology: &[u8], job: &CompileJob) -> Result<Compiled, Status> {
-        let topology = Topology::deserialize(self.plugin, topology)?;
-        let executable = topology.compile(program(job), &job.options)?;
-        describe::executable(&executable, &|kind, dims| topology.default_layout(kind, dims))
+    pub(super) fn compile_for_topology(&self, source: &TopologySource, job: &CompileJob) -> Result<Compiled, Status> {
+        self.with_topology(source, |topology| {
+            let executable = topology.compile(program(job), &job.options)?;
+            describe::executable(&executable, &|kind, dims| topology.default_layout(kind, dims))
+        })
+    }
+
+    /// Does something with a topology.
+    pub(super) fn with_topology<T>(
+        &self,
+        source: &TopologySource,
+        act: impl FnOnce(&Topology<'_>) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        match source {
+            TopologySource::Name { name, options } => act(&Topology::by_name(self.plugin, name, options)?),
+            TopologySource::Serialized(serialized) => act(&Topology::deserialize(self.plugin, serialized)?),
+            TopologySource::Client(options) => act(&self.client(options)?.topology()?),
+        }
     }
 
     /// Describes a program that was compiled earlier.

@@ -1,10 +1,10 @@
 //! The compiler process, and what it tells of a program and of the plugin.
 
 use mainstay::abi::{Code, Status, sys};
-use mainstay::wire::message::{Command, CompileJob, Layout, Query, Reply};
+use mainstay::wire::message::{Command, CompileJob, Layout, NamedValue, Query, Reply, TopologySource, Value};
 
 use crate::harness::{Worker, all_plugins, cpu_options, default_plugin};
-use crate::programs::{self, MATMUL, STEP};
+use crate::programs::{self, MATMUL, STEP, SUM_OVER_REPLICAS};
 
 #[test]
 fn a_program_is_compiled_once_and_runs_in_a_worker() {
@@ -133,7 +133,7 @@ fn the_plugin_answers_questions() {
         };
         assert_eq!((minor_to_major.as_slice(), text.as_str()), ([1, 0].as_slice(), "{1,0}"));
 
-        let query = Query::TopologyOfClient { client_options: cpu_options(3) };
+        let query = Query::Topology(TopologySource::Client(cpu_options(3)));
         let Reply::Topology(topology) = compiler.ask(query).unwrap() else { panic!() };
         assert_eq!((topology.platform_name.as_str(), topology.devices.len()), ("cpu", 3));
 
@@ -148,12 +148,37 @@ fn the_plugin_answers_questions() {
 #[test]
 fn a_topology_survives_serialization_where_the_plugin_has_it() {
     let mut compiler = Worker::start_compiler(&default_plugin());
-    let query = Query::TopologyOfClient { client_options: cpu_options(2) };
+    let query = Query::Topology(TopologySource::Client(cpu_options(2)));
     let Reply::Topology(topology) = compiler.ask(query).unwrap() else { panic!() };
     let Ok(serialized) = topology.serialized else { return };
-    match compiler.ask(Query::TopologyDeserialize { serialized }) {
+    match compiler.ask(Query::Topology(TopologySource::Serialized(serialized))) {
         Ok(Reply::Topology(again)) => assert_eq!(again.devices.len(), 2),
         Ok(other) => panic!("{other:?}"),
         Err(status) => assert_eq!(status.code, Code::Unimplemented, "{status}"),
+    }
+}
+
+#[test]
+#[ignore = "needs libtpu (no TPU): MAINSTAY_TEST_LIBTPU=…/libtpu.so TPU_SKIP_MDS_QUERY=1 cargo test -- --ignored libtpu"]
+fn libtpu_compiles_for_a_topology_of_one_slice_and_of_two() {
+    let plugin = std::env::var_os("MAINSTAY_TEST_LIBTPU").expect("MAINSTAY_TEST_LIBTPU: the path of libtpu.so");
+    let mut compiler = Worker::start_compiler(plugin.as_ref());
+    for slices in [1, 2] {
+        let options = vec![NamedValue { name: "num_slices".into(), value: Value::Int64(slices) }];
+        let source = TopologySource::Name { name: "v5e:2x2".into(), options };
+        let Reply::Topology(topology) = compiler.ask(Query::Topology(source.clone())).unwrap() else { panic!() };
+        assert_eq!(topology.devices.len() as i64, 4 * slices);
+        assert!(topology.devices.iter().all(|device| device.memory_descriptions.len() == 3));
+        let ends = [topology.devices[0].id, topology.devices[topology.devices.len() - 1].id];
+        let job = CompileJob {
+            format: "mlir".into(),
+            code: SUM_OVER_REPLICAS.as_bytes().into(),
+            options: programs::options_for(&ends).into(),
+            client_options: Vec::new(),
+        };
+        let query = Query::CompileForTopology { topology: source, job };
+        let Reply::Compiled(compiled) = compiler.ask(query).unwrap() else { panic!() };
+        assert!(!compiled.serialized.unwrap().is_empty());
+        assert_eq!(compiled.info.output_layouts.unwrap(), ["{0:T(128)}"]);
     }
 }

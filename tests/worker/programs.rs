@@ -76,6 +76,12 @@ module @endless {
 
 /// Compile options for the first devices, one replica on each.
 pub fn options(replicas: i32) -> Vec<u8> {
+    options_for(&(0..replicas).collect::<Vec<_>>())
+}
+
+/// Compile options for these devices, one replica on each.
+pub fn options_for(devices: &[i32]) -> Vec<u8> {
+    let replicas = devices.len() as i32;
     let mut options = CompileOptionsProto::new();
     let build = options.executable_build_options.mut_or_insert_default();
     build.device_ordinal = -1;
@@ -84,7 +90,7 @@ pub fn options(replicas: i32) -> Vec<u8> {
     let assignment = build.device_assignment.mut_or_insert_default();
     assignment.replica_count = replicas;
     assignment.computation_count = 1;
-    assignment.computation_devices =
-        vec![ComputationDevice { replica_device_ids: (0..replicas.into()).collect(), ..Default::default() }];
+    let replica_device_ids = devices.iter().map(|device| i64::from(*device)).collect();
+    assignment.computation_devices = vec![ComputationDevice { replica_device_ids, ..Default::default() }];
     options.write_to_bytes().unwrap()
 }

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use super::*;
-use crate::wire::message::{Command, Query, Reply, Report};
+use crate::wire::message::{Command, Query, Reply, Report, TopologySource};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -36,7 +36,7 @@ fn ping(request: u64) -> Command {
 }
 
 fn big(request: u64, len: usize) -> Command {
-    Command::Ask { request, query: Query::TopologyDeserialize { serialized: vec![request as u8; len] } }
+    Command::Ask { request, query: Query::Topology(TopologySource::Serialized(vec![request as u8; len])) }
 }
 
 fn done(request: u64) -> Report {

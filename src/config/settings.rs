@@ -136,12 +136,12 @@ pub const SETTINGS: &[Setting] = &[
         Default::Value("off"),
         "A worker that gave no sign of life for so long is killed and counts as lost.",
     )),
-    later(setting(
+    setting(
         "progress_timeout",
         Kind::Bound(100),
         Default::Value("off"),
         "A worker that has work, and finished none of it for so long, is killed and counts as lost.",
-    )),
+    ),
     setting(
         "compiler",
         Kind::Choice(&["auto", "process", "worker"]),

@@ -44,7 +44,7 @@ fn options_win_over_variables_in_any_type() {
     assert_eq!((config.host_memory, config.replace_backoff), (1 << 30, Duration::from_millis(500)));
     assert!(config.worker_output_echo);
     assert_eq!(config.compiler, CompilerPlace::Worker);
-    assert_eq!(config.policy().heartbeat, Some(Duration::from_secs(30)));
+    assert_eq!(config.heartbeat_timeout, Some(Duration::from_secs(30)));
 }
 
 #[test]

@@ -190,8 +190,10 @@ impl Keeper {
                 session.take_in(report);
             }
         });
-        if heard || (bounded && session.is_owed()) {
+        if heard {
             events.push(Event::Progress { outstanding: session.is_owed() });
+        } else if bounded && session.is_owed() {
+            events.push(Event::Busy);
         }
         match waited {
             Ok(()) => {}

@@ -66,9 +66,11 @@ pub enum Event {
     Preempted,
     /// The worker gave a sign of life.
     Heartbeat,
-    /// Work began on an idle worker, or some work ended; whether there is more.
+    /// Work is under way. Starts the time without progress, unless it runs already.
+    Busy,
+    /// Some work ended.
     Progress {
-        /// Whether work is under way.
+        /// Whether more is under way.
         outstanding: bool,
     },
     /// What the worker last wrote to stderr, for the loss that may follow.
@@ -303,6 +305,7 @@ impl Slice {
             Event::Corrupt(what) => self.lose(LossCause::Corrupt(what), now, &mut actions),
             Event::Preempted => self.lose(LossCause::Preempted, now, &mut actions),
             Event::Heartbeat => self.last_heartbeat = now,
+            Event::Busy => _ = self.working_since.get_or_insert(now),
             Event::Progress { outstanding } => {
                 self.working_since = outstanding.then_some(now);
                 self.last_heartbeat = now;

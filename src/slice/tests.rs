@@ -83,9 +83,10 @@ fn lateness_is_suspect_first_and_lost_at_the_bound() {
 #[test]
 fn work_without_progress_is_lost_though_the_heart_beats() {
     let (mut slice, now) = up(policy());
-    slice.handle(1, Event::Progress { outstanding: true }, now);
+    slice.handle(1, Event::Busy, now);
     for step in 1..20 {
         assert!(slice.handle(1, Event::Heartbeat, now + step * 100 * MS).is_empty());
+        assert!(slice.handle(1, Event::Busy, now + step * 100 * MS).is_empty());
     }
     assert_eq!(slice.state(), State::Suspect);
     let (mut idle, _) = up(policy());
@@ -94,6 +95,17 @@ fn work_without_progress_is_lost_though_the_heart_beats() {
     }
     assert_eq!(names(&slice.handle(1, Event::Heartbeat, now + 2000 * MS)), ["kill 1", "lose 1"]);
     assert_eq!(slice.losses().next().unwrap().cause, LossCause::Stuck(2000 * MS));
+}
+
+#[test]
+fn progress_gives_more_time() {
+    let (mut slice, now) = up(Policy { heartbeat: None, ..policy() });
+    slice.handle(1, Event::Busy, now);
+    for step in 1..10 {
+        assert!(slice.handle(1, Event::Progress { outstanding: true }, now + step * 1500 * MS).is_empty());
+    }
+    slice.handle(1, Event::Progress { outstanding: false }, now + 15_000 * MS);
+    assert_eq!((slice.state(), slice.deadline()), (State::Healthy, None));
 }
 
 #[test]
@@ -233,6 +245,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Event::Corrupt("scribble".to_owned())),
         1 => Just(Event::Preempted),
         2 => Just(Event::Heartbeat),
+        1 => Just(Event::Busy),
         2 => any::<bool>().prop_map(|outstanding| Event::Progress { outstanding }),
         1 => Just(Event::Output("words".into())),
     ];

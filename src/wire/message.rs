@@ -213,6 +213,13 @@ pub enum Command {
         /// The work.
         job: CompileJob,
     },
+    /// Plan a program whose devices lie in several slices, and compile each slice's part (compiler process).
+    CompileSpanning {
+        /// Answered with [`Reply::Spanning`].
+        request: RequestId,
+        /// The work.
+        job: SpanningJob,
+    },
     /// Ask something.
     Ask {
         /// Answered with the reply that belongs to the query.
@@ -293,6 +300,25 @@ pub enum TopologySource {
     Serialized(Vec<u8>),
     /// Of a client with these create options, as in [`CompileJob`].
     Client(Vec<NamedValue>),
+}
+
+/// A program that spans slices, to be compiled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpanningJob {
+    /// The program for all its devices. Its `client_options` make a client with at least as many; the device assignment
+    /// of its options is not used.
+    pub program: CompileJob,
+    /// The parts to compile: one for each list of devices that a slice of the program runs on, equal ones once.
+    pub parts: Vec<SpanningPart>,
+}
+
+/// The devices of one slice, or of several alike, that run a part of a spanning program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpanningPart {
+    /// As in [`CompileJob`], of a slice.
+    pub client_options: Vec<NamedValue>,
+    /// The inner client's ids of the devices, in the order of their places in the program.
+    pub devices: Vec<i64>,
 }
 
 /// Questions that want an answer.
@@ -413,6 +439,8 @@ pub enum Reply {
     Compiled(Box<Compiled>),
     /// A topology.
     Topology(Box<TopologyInfo>),
+    /// What the compilation of a spanning program gave.
+    Spanning(Box<CompiledSpanning>),
 }
 
 /// What the inner client of a slice is. Devices and memories are named by their index from here on.
@@ -488,6 +516,16 @@ pub struct Compiled {
     pub serialized: Result<Arc<[u8]>, Status>,
     /// What is known of it.
     pub info: ExecutableInfo,
+}
+
+/// A compiled program that spans slices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CompiledSpanning {
+    /// What is known of the whole program. The optimized program, costs and memory are those of a slice's part: who
+    /// wants the whole program's compiles it in full ([`Command::Compile`], with the options of the job).
+    pub info: ExecutableInfo,
+    /// The parts, in the order of [`SpanningJob::parts`].
+    pub parts: Vec<Compiled>,
 }
 
 /// What is known of a compiled program.

@@ -8,7 +8,7 @@ use super::inner::{Client, Plugin, Program, Topology};
 use super::jobs::Jobs;
 use super::session::Host;
 use crate::abi::Status;
-use crate::wire::message::{CompileJob, Compiled, NamedValue, Reply, RequestId, TopologySource};
+use crate::wire::message::{CompileJob, Compiled, NamedValue, Reply, RequestId, SpanningJob, TopologySource};
 
 /// Compiles on threads of its own.
 pub(super) struct Compiler {
@@ -110,6 +110,13 @@ impl Host {
     /// Compiles on a thread of its own, and answers when done.
     pub(super) fn compile(&self, request: RequestId, job: CompileJob) {
         self.answer_later(request, move |compiler| compiler.compile(&job).map(compiled));
+    }
+
+    /// Plans and compiles a program that spans slices on a thread of its own, and answers when done.
+    pub(super) fn compile_spanning(&self, request: RequestId, job: SpanningJob) {
+        self.answer_later(request, move |compiler| {
+            compiler.compile_spanning(&job).map(|compiled| Reply::Spanning(Box::new(compiled)))
+        });
     }
 
     /// Has a question answered on a thread of its own.

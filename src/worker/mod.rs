@@ -15,6 +15,7 @@ pub mod inner;
 mod jobs;
 mod launch;
 mod outbox;
+mod planner;
 pub mod process;
 mod session;
 mod table;

@@ -201,6 +201,7 @@ impl Host {
                 self.execute(&execute, program);
             }
             Command::Compile { request, job } => self.compile(request, job),
+            Command::CompileSpanning { request, job } => self.compile_spanning(request, job),
             Command::Ask { request, query } => self.ask(request, query),
             Command::Populate { extent } => self.populate(extent),
         }

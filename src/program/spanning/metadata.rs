@@ -3,8 +3,11 @@
 use protobuf::Message;
 
 use crate::abi::Status;
+use crate::program::proto::compile_options::CompileOptionsProto;
 use crate::program::proto::hlo::{HloModuleProto, OpShardingProto};
+use crate::wire::message::{CompileJob, ExecutableInfo};
 
+use super::groups::Extents;
 use super::types::TUPLE;
 
 /// `OpSharding.Type` of a tuple.
@@ -33,6 +36,40 @@ pub fn metadata(module: &HloModuleProto) -> Result<Metadata, Status> {
     let output_shardings =
         if module.spmd_output_sharding.is_empty() { None } else { Some(parts(&module.spmd_output_sharding)?) };
     Ok(Metadata { parameter_shardings, output_shardings, donated: donated(module) })
+}
+
+impl Metadata {
+    /// What is known of the whole program, given what is known of a slice's part of it.
+    ///
+    /// A device's parameters and results are the same in both; what differs is replicas, partitions, shardings, options
+    /// and fingerprint.
+    pub fn describe(&self, part: &ExecutableInfo, program: &CompileJob, extents: Extents) -> ExecutableInfo {
+        let assignment = CompileOptionsProto::parse_from_bytes(&program.options)
+            .ok()
+            .and_then(|options| options.executable_build_options.device_assignment.write_to_bytes().ok())
+            .filter(|bytes| !bytes.is_empty());
+        ExecutableInfo {
+            num_replicas: extents.replicas,
+            num_partitions: extents.partitions,
+            output_shardings: Ok(self.output_shardings.clone()),
+            parameter_shardings: Ok(self.parameter_shardings.clone()),
+            compile_options: Ok(program.options.to_vec()),
+            device_assignment: assignment
+                .ok_or_else(|| Status::failed_precondition("the program was compiled without a device assignment")),
+            fingerprint: Ok(fingerprint(program)),
+            ..part.clone()
+        }
+    }
+}
+
+/// Equal for equal programs and options, whichever process compiles them.
+fn fingerprint(program: &CompileJob) -> Vec<u8> {
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    for bytes in [program.format.as_bytes(), &program.code, &program.options] {
+        hash.update(&(bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    }
+    format!("{:032x}", hash.digest128()).into_bytes()
 }
 
 /// The shardings of a tuple's parts, or the sharding itself.

@@ -206,6 +206,55 @@ pub enum Command {
     },
     /// Run a program.
     Execute(Execute),
+    /// The worker takes a slice's place in the exchange between slices, as this incarnation of it. Once, before the first
+    /// [`Command::Spans`]; all earlier incarnations are dead and reaped.
+    Join {
+        /// The slice.
+        slice: u32,
+        /// Its incarnation, from 1.
+        incarnation: u32,
+    },
+    /// A program that is to be loaded spans slices. Before its [`Command::Load`].
+    Spans {
+        /// The program.
+        executable: ExecutableId,
+        /// Partitions of the whole program.
+        partitions: u32,
+        /// Slice, and ordinal in its inner client, of each device: all partitions of replica 0, then of replica 1, ….
+        places: Arc<[(u32, u32)]>,
+    },
+    /// A launch of a spanning program begins. Before its [`Command::Execute`], on every participating slice.
+    Begin {
+        /// The launch: the same number on all slices, and of no other launch.
+        launch: LaunchId,
+        /// The program on this slice.
+        executable: ExecutableId,
+        /// The participating slices and their incarnations.
+        participants: SmallVec<[(u32, u32); 8]>,
+    },
+    /// A launch of a spanning program has failed on some slice: what waits of it here, or will, fails with the status.
+    /// To be followed by [`Command::Over`], on every participating slice, whether it has begun there or not.
+    FailLaunch {
+        /// The launch.
+        launch: LaunchId,
+        /// The first cause.
+        status: Status,
+    },
+    /// An incarnation of another slice is dead and reaped: all launches that it takes part in fail with the status.
+    FailSlice {
+        /// The slice.
+        slice: u32,
+        /// The incarnation; earlier ones are dead as well.
+        incarnation: u32,
+        /// The loss.
+        status: Status,
+    },
+    /// A launch that has failed is over on all slices: each has reported all of its devices, or was never told to
+    /// execute it, or is dead.
+    Over {
+        /// The launch.
+        launch: LaunchId,
+    },
     /// Compile a program (compiler process, or a worker where the plugin can't have one).
     Compile {
         /// Answered with [`Reply::Compiled`].

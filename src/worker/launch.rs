@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::background::Background;
 use super::inner::{Buffer, Launched, LoadedExecutable, RunArguments};
 use super::session::{Host, output_ids};
+use super::spanning::Running;
 use crate::abi::Status;
 use crate::wire::message::{BufferId, ExecutableId, Execute, Report};
 
@@ -57,14 +58,23 @@ impl Host {
 
     /// Runs a program. An argument that is poisoned, or a launch that the plugin refuses, poisons all outputs.
     pub(super) fn execute(&mut self, execute: &Execute, program: Result<Arc<Program>, Status>) {
-        let launched = program.and_then(|program| Ok((self.run(execute, &program)?, program)));
+        let (launch_id, running) = match self.spanning.start(execute) {
+            Ok(started) => started,
+            Err(status) => return self.fail_launch(execute, &status),
+        };
+        let launched = program.and_then(|program| Ok((self.run(execute, launch_id, &program)?, program)));
         match launched {
-            Ok((launched, program)) => self.take_launched(execute, launched, &program),
-            Err(status) => self.fail_launch(execute, &status),
+            Ok((launched, program)) => self.take_launched(execute, launched, &program, running),
+            Err(status) => {
+                if let Some(running) = running {
+                    running.fail(&status);
+                }
+                self.fail_launch(execute, &status);
+            }
         }
     }
 
-    fn run(&self, execute: &Execute, program: &Program) -> Result<Launched, Status> {
+    fn run(&self, execute: &Execute, launch_id: i32, program: &Program) -> Result<Launched, Status> {
         let argument = |id: &BufferId| self.table.get(*id).map(|buffer| &**buffer);
         let arguments: SmallVec<[&Buffer; 16]> = execute.arguments.iter().map(argument).collect::<Result<_, _>>()?;
         let execute_device = execute.execute_device.map(|index| self.client()?.device(index)).transpose()?;
@@ -72,18 +82,28 @@ impl Host {
             arguments: &arguments,
             num_devices: execute.num_devices as usize,
             execute_device,
-            launch_id: execute.launch_id,
+            launch_id,
             non_donatable: &execute.non_donatable,
         })
     }
 
-    fn take_launched(&mut self, execute: &Execute, launched: Launched, program: &Arc<Program>) {
+    fn take_launched(
+        &mut self,
+        execute: &Execute,
+        launched: Launched,
+        program: &Arc<Program>,
+        running: Option<Running>,
+    ) {
         for (id, output) in output_ids(execute).zip(launched.outputs) {
             self.table.settle(id, Ok(Arc::new(output)));
         }
         for (device, completion) in (0..).zip(launched.completions) {
             let (outbox, launch, program) = (self.outbox.clone(), execute.launch, program.clone());
+            let running = running.clone();
             self.outbox.after(Ok(completion), move |result| {
+                if let Some(running) = running {
+                    running.device_is_done();
+                }
                 outbox.send(Report::Executed { launch, device, result });
                 drop(program);
             });

@@ -18,5 +18,6 @@ mod outbox;
 mod planner;
 pub mod process;
 mod session;
+mod spanning;
 mod table;
 mod transfer;

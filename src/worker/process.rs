@@ -37,12 +37,12 @@ pub unsafe fn run(fds: &str) -> ! {
     end_on_panic();
     ignore_interrupts();
     // SAFETY: as the caller promises.
-    let (end, arena) = unsafe { WorkerEnd::from_inherited(fds) }.unwrap_or_else(|why| fail(&why));
+    let (end, arena, exchange) = unsafe { WorkerEnd::from_inherited(fds) }.unwrap_or_else(|why| fail(&why));
     let end = Arc::new(end);
     end_with_client(&end);
     let arena = arena.map(map_arena);
     let outbox = Outbox::new(end.clone());
-    let mut session = Session::new(outbox, arena);
+    let mut session = Session::new(outbox, arena, exchange);
     loop {
         match end.recv(None, session.is_busy()) {
             Ok(Some(command)) => {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -12,6 +13,7 @@ use super::describe;
 use super::inner::{Buffer, Client, Plugin};
 use super::launch::Program;
 use super::outbox::Outbox;
+use super::spanning::Spanning;
 use super::table::{IdHasher, Table};
 use crate::abi::Status;
 use crate::wire::arena::ArenaView;
@@ -30,13 +32,14 @@ pub enum After {
 pub struct Session {
     outbox: Outbox,
     arena: Option<&'static ArenaView>,
+    exchange: Option<OwnedFd>,
     host: Option<Host>,
 }
 
 impl Session {
     /// A conversation that has not begun.
-    pub fn new(outbox: Outbox, arena: Option<&'static ArenaView>) -> Self {
-        Self { outbox, arena, host: None }
+    pub fn new(outbox: Outbox, arena: Option<&'static ArenaView>, exchange: Option<OwnedFd>) -> Self {
+        Self { outbox, arena, exchange, host: None }
     }
 
     /// Whether another command is to be expected soon.
@@ -63,7 +66,8 @@ impl Session {
     }
 
     fn start(&mut self, start: &Start) {
-        let result = Host::new(start, self.outbox.clone(), self.arena);
+        let spanning = Spanning::new(self.exchange.take());
+        let result = Host::new(start, self.outbox.clone(), self.arena, spanning);
         let result = result.and_then(|host| {
             let description = host.describe()?;
             self.host = Some(host);
@@ -86,6 +90,7 @@ pub(super) struct Host {
     pub(super) programs: HashMap<ExecutableId, Result<Arc<Program>, Status>, BuildHasherDefault<IdHasher>>,
     pub(super) outbox: Outbox,
     pub(super) background: Background,
+    pub(super) spanning: Spanning,
     arena: Option<&'static ArenaView>,
 }
 
@@ -133,7 +138,12 @@ impl Task {
 }
 
 impl Host {
-    fn new(start: &Start, outbox: Outbox, arena: Option<&'static ArenaView>) -> Result<Self, Status> {
+    fn new(
+        start: &Start,
+        outbox: Outbox,
+        arena: Option<&'static ArenaView>,
+        spanning: Spanning,
+    ) -> Result<Self, Status> {
         let plugin = Plugin::load(&start.plugin)?;
         let client = start.create_client.then(|| Client::new(plugin, &start.options)).transpose()?;
         Ok(Self {
@@ -144,6 +154,7 @@ impl Host {
             programs: HashMap::default(),
             outbox,
             background: Background::start(),
+            spanning,
             arena,
         })
     }
@@ -195,11 +206,26 @@ impl Host {
             Command::Load { executable, serialized, options, donated } => {
                 self.load(executable, &serialized, &options, donated);
             }
-            Command::Unload { executable } => drop(self.programs.remove(&executable)),
+            Command::Unload { executable } => {
+                self.spanning.forget(executable);
+                drop(self.programs.remove(&executable));
+            }
             Command::Execute(execute) => {
                 let program = task.program.unwrap_or_else(|| self.program(&execute));
                 self.execute(&execute, program);
             }
+            Command::Join { slice, incarnation } => self.join(slice, incarnation),
+            Command::Spans { executable, partitions, places } => {
+                self.spanning.program(executable, partitions, &places);
+            }
+            Command::Begin { launch, executable, participants } => {
+                self.spanning.begin(launch, executable, &participants);
+            }
+            Command::FailLaunch { launch, status } => self.spanning.fail(launch, status),
+            Command::FailSlice { slice, incarnation, status } => {
+                self.spanning.fail_slice(slice, incarnation, &status);
+            }
+            Command::Over { launch } => self.spanning.over(launch),
             Command::Compile { request, job } => self.compile(request, job),
             Command::CompileSpanning { request, job } => self.compile_spanning(request, job),
             Command::Ask { request, query } => self.ask(request, query),

@@ -1,5 +1,6 @@
 //! Starts workers and talks with them.
 
+use std::os::fd::BorrowedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
@@ -49,8 +50,16 @@ pub struct Worker {
 impl Worker {
     /// A process that has got its start command.
     pub fn spawn(start: Start) -> Self {
+        Self::spawn_in(start, None)
+    }
+
+    /// The same, with memory to exchange data with other slices in.
+    pub fn spawn_in(start: Start, exchange: Option<BorrowedFd<'_>>) -> Self {
         let arena = Arena::new(ArenaOptions::new(64 << 20)).unwrap();
-        let (end, listener, fds) = connection::connect(&connection::Options::default(), Some(arena.fd())).unwrap();
+        let (end, listener, mut fds) = connection::connect(&connection::Options::default(), Some(arena.fd())).unwrap();
+        if let Some(exchange) = exchange {
+            fds = fds.with_exchange(exchange).unwrap();
+        }
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mainstay"));
         command.args(["worker", "--label", "test"]).stdin(Stdio::null());
         fds.inherit(&mut command);
@@ -92,6 +101,12 @@ impl Worker {
     pub fn id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
+    }
+
+    /// The first of so many new ids in a row.
+    pub fn ids(&mut self, count: u64) -> u64 {
+        self.next_id += count;
+        self.next_id - count + 1
     }
 
     /// The first report, old or new, that `wanted` takes; the others are kept.

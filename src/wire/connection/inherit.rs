@@ -1,6 +1,6 @@
 //! How a worker gets its end: descriptors it inherits, and an argument that names them.
 //!
-//! The argument is `<pid of the client>:<rings>,<socket>,<client>,<worker>,<room>[,<arena>]`, all numbers. The
+//! The argument is `<pid of the client>:<rings>,<socket>,<client>,<worker>,<room>[,<arena>[,<exchange>]]`, all numbers. The
 //! descriptors are closed on exec in the client, except in the one child that [`WorkerFds::inherit`] prepared.
 
 use std::collections::HashSet;
@@ -36,6 +36,18 @@ impl WorkerFds {
         Ok(Self { fds })
     }
 
+    /// Passes on the memory of the exchange between slices, too.
+    ///
+    /// # Errors
+    /// The kernel's, when descriptors run out; `EINVAL` where there is no arena, after which it is described.
+    pub fn with_exchange(mut self, exchange: BorrowedFd<'_>) -> io::Result<Self> {
+        if self.fds.len() != REQUIRED + 1 {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        self.fds.push(rustix::io::fcntl_dupfd_cloexec(exchange, 3)?);
+        Ok(self)
+    }
+
     /// Adds [`FDS_ARGUMENT`] and the description to `command`, and lets its process inherit the descriptors.
     /// `self` must live until the process is spawned.
     pub fn inherit(&self, command: &mut Command) {
@@ -65,7 +77,7 @@ pub(super) fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 impl WorkerEnd {
-    /// The worker's end, and the arena's descriptor where one came along.
+    /// The worker's end, and the descriptors of the arena and of the exchange between slices where they came along.
     ///
     /// # Errors
     /// Says what is wrong with the description or with what it names.
@@ -73,9 +85,9 @@ impl WorkerEnd {
     /// # Safety
     /// Call once, at the start of the process, with the argument that [`WorkerFds::inherit`] put on its command
     /// line: the descriptors named there become the property of the result.
-    pub unsafe fn from_inherited(description: &str) -> Result<(Self, Option<OwnedFd>), String> {
+    pub unsafe fn from_inherited(description: &str) -> Result<(Self, Option<OwnedFd>, Option<OwnedFd>), String> {
         let (client, numbers) = parse(description)
-            .ok_or_else(|| format!("{FDS_ARGUMENT} {description}: not of the form pid:fd,fd,fd,fd,fd[,fd]"))?;
+            .ok_or_else(|| format!("{FDS_ARGUMENT} {description}: not of the form pid:fd,fd,fd,fd,fd[,fd[,fd]]"))?;
         for number in &numbers {
             // SAFETY: borrowed for one system call, which reports a number that isn't open as an error.
             let fd = unsafe { BorrowedFd::borrow_raw(*number) };
@@ -88,7 +100,7 @@ impl WorkerEnd {
         let (rings, socket, client_wake, worker, room) = (next()?, next()?, next()?, next()?, next()?);
         let (commands, reports) = open_rings(rings.as_fd())?;
         let link = Link { socket, client: client_wake, worker, room, commands, reports };
-        Ok((Self::new(link, watch_parent(client)), fds.next()))
+        Ok((Self::new(link, watch_parent(client)), fds.next(), fds.next()))
     }
 }
 
@@ -98,7 +110,7 @@ fn parse(description: &str) -> Option<(Pid, Vec<RawFd>)> {
     let distinct: HashSet<_> = numbers.iter().collect();
     let fine = numbers.iter().all(|number| *number > 2)
         && distinct.len() == numbers.len()
-        && (REQUIRED..=REQUIRED + 1).contains(&numbers.len());
+        && (REQUIRED..=REQUIRED + 2).contains(&numbers.len());
     Some((Pid::from_raw(pid.parse().ok()?)?, numbers)).filter(|_| fine)
 }
 
@@ -121,7 +133,8 @@ mod tests {
     fn descriptions_are_checked() {
         assert!(parse("7:3,4,5,6,7").is_some());
         assert!(parse("7:3,4,5,6,7,8").is_some());
-        for bad in ["", "7", "x:3,4,5,6,7", "7:3,4,5,6", "7:3,4,5,6,6", "7:2,3,4,5,6", "7:3,4,5,6,7,8,9", "0:3,4,5,6,7"]
+        assert!(parse("7:3,4,5,6,7,8,9").is_some());
+        for bad in ["", "7", "x:3,4,5,6,7", "7:3,4,5,6", "7:3,4,5,6,6", "7:2,3,4,5,6", "7:3,4,5,6,7,8,9,10", "0:3,4,5,6,7"]
         {
             assert!(parse(bad).is_none(), "{bad}");
         }

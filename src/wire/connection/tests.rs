@@ -18,7 +18,7 @@ fn both(options: &Options) -> (Arc<ClientEnd>, Listener, Arc<WorkerEnd>) {
     let (client, listener, fds) = connect(options, None).unwrap();
     let (client_fds, description) = fds.into_description();
     // SAFETY: the descriptors were just given up by `into_description`.
-    let (worker, arena) = unsafe { WorkerEnd::from_inherited(&description) }.unwrap();
+    let (worker, arena, _) = unsafe { WorkerEnd::from_inherited(&description) }.unwrap();
     assert!(arena.is_none());
     assert_eq!(client_fds, 5);
     (client, listener, Arc::new(worker))
@@ -248,7 +248,7 @@ fn child_worker() {
     let mut arguments = std::env::args().skip_while(|argument| argument != FDS_ARGUMENT);
     let Some(description) = arguments.nth(1) else { return };
     // SAFETY: called once, with what `inherit` put on the command line.
-    let (worker, arena) = unsafe { WorkerEnd::from_inherited(&description) }.unwrap();
+    let (worker, arena, _) = unsafe { WorkerEnd::from_inherited(&description) }.unwrap();
     assert!(Mapping::new(arena.unwrap().as_fd()).is_ok());
     assert!(worker.parent.is_some());
     answer_all(&worker);

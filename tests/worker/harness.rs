@@ -208,8 +208,7 @@ impl Worker {
     /// Launches a program; the launch and the first output.
     pub fn execute(&mut self, program: Program, num_devices: u32, arguments: &[BufferId]) -> (u64, BufferId) {
         let launch = self.id();
-        let first_output = self.id();
-        self.next_id += u64::from(num_devices * program.num_outputs);
+        let first_output = self.ids(u64::from(num_devices * program.num_outputs));
         self.send(Command::Execute(Execute {
             launch,
             executable: program.executable,

@@ -33,8 +33,7 @@ pub fn metadata(module: &HloModuleProto) -> Result<Metadata, Status> {
         [one] if tuple_parameter => Some(parts(one)?),
         many => Some(many.to_vec()),
     };
-    let output_shardings =
-        if module.spmd_output_sharding.is_empty() { None } else { Some(parts(&module.spmd_output_sharding)?) };
+    let output_shardings = module.spmd_output_sharding.as_deref().map(parts).transpose()?;
     Ok(Metadata { parameter_shardings, output_shardings, donated: donated(module) })
 }
 

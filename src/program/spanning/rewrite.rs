@@ -57,7 +57,7 @@ pub fn rewrite(mut module: HloModuleProto, extents: Extents) -> Result<HloModule
     flatten::drop_unreachable(&mut module);
     module.device_assignment = MessageField::none();
     module.schedule.clear();
-    module.spmd_output_sharding.clear();
+    module.spmd_output_sharding = None;
     module.spmd_parameters_shardings.clear();
     Ok(module)
 }

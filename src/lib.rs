@@ -14,6 +14,7 @@
 pub mod abi;
 pub mod cli;
 pub mod config;
+mod logging;
 pub mod plugin;
 pub mod program;
 pub mod runtime;

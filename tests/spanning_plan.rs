@@ -17,8 +17,8 @@ use harness::{Worker, cpu_options, default_plugin};
 use mainstay::abi::{Status, element, sys};
 use mainstay::program::spanning::{Place, Placement};
 use mainstay::wire::message::{
-    BufferId, BufferSpec, Command, CompileJob, CompiledSpanning, Dims, Execute, ExecutableInfo, Ids, NamedValue, Payload,
-    Reply, Report, SpanningJob, SpanningPart, Start,
+    BufferId, BufferSpec, Command, CompileJob, CompiledSpanning, Dims, ExecutableInfo, Execute, Ids, NamedValue,
+    Payload, Reply, Report, SpanningJob, SpanningPart, Start,
 };
 use mainstay::worker::collectives::create_region;
 use protobuf::{Message, MessageField};
@@ -256,8 +256,7 @@ impl World {
 
     /// Loads the parts; a loaded program for each participating slice.
     fn load(&mut self, compiled: &CompiledSpanning) -> Result<Vec<(u32, Loaded)>, Status> {
-        let places: Arc<[(u32, u32)]> =
-            self.placement.places.iter().map(|place| (place.slice, place.device)).collect();
+        let places: Arc<[(u32, u32)]> = self.placement.places.iter().map(|place| (place.slice, place.device)).collect();
         let shares = self.placement.shares()?;
         let mut programs = Vec::new();
         for ((slice, share), part) in shares.into_iter().zip(&compiled.parts) {
@@ -289,7 +288,12 @@ impl World {
         (number, outputs)
     }
 
-    fn run(&mut self, programs: &[(u32, Loaded)], info: &ExecutableInfo, round: u64) -> Result<HashMap<u32, Vec<Vec<u8>>>, Status> {
+    fn run(
+        &mut self,
+        programs: &[(u32, Loaded)],
+        info: &ExecutableInfo,
+        round: u64,
+    ) -> Result<HashMap<u32, Vec<Vec<u8>>>, Status> {
         let (number, firsts) = self.start_launch(programs, info, round);
         let mut outputs = HashMap::new();
         let mut result = Ok(());

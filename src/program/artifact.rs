@@ -24,16 +24,26 @@ const HEADER: usize = 20;
 /// A compiled program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Artifact {
-    /// What the inner plugin serialized.
-    pub serialized: Arc<[u8]>,
-    /// Options to load it with on a slice: devices by their ids on the slice.
-    pub options: Arc<[u8]>,
+    /// What is loaded on workers: one part, or, where the program spans slices, one for each list of devices that a slice
+    /// of it runs on.
+    pub parts: Vec<Part>,
     /// The options that the framework compiled it with: devices by their ids in the client.
     pub original_options: Arc<[u8]>,
     /// Device ids in the client, replica-major; empty for a portable program.
     pub assignment: Vec<i32>,
     /// What is known of it.
     pub info: ExecutableInfo,
+}
+
+/// What the workers of one slice, or of several alike, load of a program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// The devices it was compiled for, by their ids on the slice, in the order of their places in the program.
+    pub devices: Vec<i64>,
+    /// What the inner plugin serialized.
+    pub serialized: Arc<[u8]>,
+    /// Options to load it with; empty for those it was compiled with.
+    pub options: Arc<[u8]>,
 }
 
 impl Artifact {

@@ -67,6 +67,13 @@ impl CompileOptions {
         serialize(&self.0)
     }
 
+    /// The same options without the wish to dump what the compiler does: for loading what it dumped already.
+    pub fn without_dumps(bytes: &[u8]) -> Result<Vec<u8>, Status> {
+        let mut options = Self::parse(bytes)?;
+        options.0.env_option_overrides.retain(|name, _| !name.starts_with("xla_dump"));
+        options.to_bytes()
+    }
+
     /// The same options with another device assignment.
     pub fn with_assignment(&self, assignment: &Assignment) -> Result<Vec<u8>, Status> {
         let mut proto = self.0.clone();

@@ -1,22 +1,31 @@
 //! The client: all slices as one set of devices, with what they share.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::buffer::{Place, Shape, unexpected};
-use super::compiler::Compiler;
+use super::compiler::{Compiler, Job};
 use super::copier::Copier;
 use super::device::{Device, Memory, combine};
+use super::listen::harmless;
 use super::program::{Placement, Program};
 use super::session::Session;
 use super::slice::Slice;
-use crate::abi::Status;
-use crate::config::Config;
-use crate::program::artifact::Artifact;
+use super::spanning;
+use crate::abi::{Code, Status};
+use crate::config::{CompilerPlace, Config};
+use crate::program::artifact::{Artifact, Part};
 use crate::program::options::{Assignment, CompileOptions};
 use crate::wire::arena::{Arena, ArenaOptions, Block};
-use crate::wire::message::{CompileJob, ExecutableId, Layout, NamedValue, Query, Reply, TopologySource, Value};
+use crate::wire::message::{
+    CompileJob, CompiledSpanning, ExecutableId, Layout, NamedValue, Query, Reply, TopologySource, Value,
+};
+use crate::worker::collectives::create_region;
+
+/// Room that each slice has for what it sends to others in programs that span slices. Taken from the machine when used.
+const EXCHANGE_BYTES: usize = 256 << 20;
 
 /// The client that a framework sees.
 pub struct Client {
@@ -32,6 +41,7 @@ pub struct Client {
     shared: Arc<Shared>,
     compiler: Arc<Compiler>,
     is_down: AtomicBool,
+    spanning_order: Mutex<()>,
     copier: Copier,
     layouts: Mutex<HashMap<Shape, KnownLayout>>,
 }
@@ -45,6 +55,10 @@ pub struct Shared {
     pub config: Config,
     /// Host memory that all workers map.
     pub arena: Arc<Arena>,
+    /// Memory in which the slices' workers exchange data; absent where there is one slice only.
+    pub exchange: Option<OwnedFd>,
+    /// All slices, for each to tell the others of its loss.
+    pub peers: OnceLock<Vec<Weak<Slice>>>,
     ids: AtomicU64,
     programs: Mutex<HashMap<ExecutableId, Weak<Program>>>,
 }
@@ -53,6 +67,12 @@ impl Shared {
     /// A number that was not given out before: buffers, programs, launches and loans are numbered alike.
     pub fn fresh_ids(&self, count: u64) -> u64 {
         self.ids.fetch_add(count, Ordering::Relaxed)
+    }
+
+    /// The other slices' sessions, as far as they are up.
+    pub fn others(&self, index: u32) -> Vec<Arc<Session>> {
+        let peers = self.peers.get().into_iter().flatten().filter_map(Weak::upgrade);
+        peers.filter(|slice| slice.index != index).filter_map(|slice| slice.current_if_any()).collect()
     }
 
     /// The programs that are alive.
@@ -68,15 +88,27 @@ impl Client {
     /// What is wrong with the configuration, the inner plugin or the machine; nothing is left behind then.
     pub fn create(options: &[NamedValue]) -> Result<Arc<Self>, Status> {
         let config = Config::load(options)?;
+        crate::logging::start(&config.log);
         let arena = Arena::new(ArenaOptions::new(config.host_memory)).map_err(|error| {
             Status::exhausted(format!(
                 "host memory of {} bytes (MAINSTAY_HOST_MEMORY) cannot be had: {error}",
                 config.host_memory
             ))
         })?;
-        let shared = Arc::new(Shared { arena, ids: AtomicU64::new(1), programs: Mutex::default(), config });
+        let exchange =
+            (config.slices > 1).then(|| create_region(config.slices as usize, EXCHANGE_BYTES)).transpose()?;
+        let shared = Arc::new(Shared {
+            arena,
+            exchange,
+            peers: OnceLock::new(),
+            ids: AtomicU64::new(1),
+            programs: Mutex::default(),
+            config,
+        });
         let slices: Vec<_> =
             (0..shared.config.slices).map(|index| Slice::start(index, &shared)).collect::<Result<_, _>>()?;
+        // Set once: this is the only place that knows the slices first.
+        let _ = shared.peers.set(slices.iter().map(Arc::downgrade).collect());
         let sessions: Result<Vec<_>, _> = slices.iter().map(|slice| slice.await_first()).collect();
         let sessions = sessions.inspect_err(|_| stop(&slices))?;
         let descriptions: Vec<_> = sessions.iter().filter_map(|session| session.description()).collect();
@@ -94,6 +126,7 @@ impl Client {
             compiler: Compiler::join(&shared.config),
             shared,
             is_down: AtomicBool::new(false),
+            spanning_order: Mutex::new(()),
             copier: Copier::default(),
             layouts: Mutex::default(),
         });
@@ -216,7 +249,7 @@ impl Client {
             dims: key.dims.clone(),
             client_options: self.shared.config.inner_options(),
         };
-        let known = match self.compiler.query(query)? {
+        let known = match self.ask(query)? {
             Reply::DefaultLayout(layout, text) => (layout, Arc::from(text)),
             other => return Err(unexpected(&other)),
         };
@@ -262,22 +295,109 @@ impl Client {
     /// Compiles a program and places it. Needs no slice to be alive.
     pub fn compile(self: &Arc<Self>, format: String, code: Vec<u8>, options: &[u8]) -> Result<Arc<Program>, Status> {
         let parsed = CompileOptions::parse(options)?;
-        let (placement, assignment, local) = self.place(&parsed)?;
+        let Some((devices, assignment)) = self.place(&parsed)? else {
+            let artifact = self.compile_whole(format, code, options, options.into(), None)?;
+            return Ok(Program::new(self, Arc::new(artifact), Placement::Portable).loaded());
+        };
+        let artifact = match self.one_slice(&devices) {
+            Some(_) => {
+                let local = parsed.with_assignment(&self.local(&assignment, &devices)?)?;
+                self.compile_whole(format, code, options, local, Some((&devices, assignment)))?
+            }
+            None => {
+                let placement = &spanning::placement(self, &devices, assignment.partitions);
+                let request =
+                    spanning::Request { format, code: code.into(), options, placement, assignment: assignment.ids };
+                self.engine()?.compile(self, request)?
+            }
+        };
+        Ok(Program::new(self, Arc::new(artifact), Placement::Devices(devices)).loaded())
+    }
+
+    /// Compiles a program for one slice's devices, or for whichever device a launch names.
+    fn compile_whole(
+        &self,
+        format: String,
+        code: Vec<u8>,
+        original: &[u8],
+        local: Vec<u8>,
+        placed: Option<(&[u32], Assignment)>,
+    ) -> Result<Artifact, Status> {
         let job = CompileJob {
             format,
             code: code.into(),
             options: local.into(),
             client_options: self.shared.config.inner_options(),
         };
-        let compiled = self.compiler.compile(job.clone())?;
-        let artifact = Artifact {
-            serialized: compiled.serialized.clone()?,
-            options: job.options,
-            original_options: options.into(),
-            assignment,
-            info: compiled.info.clone(),
+        let devices = placed.as_ref().map_or(&[][..], |(devices, _)| devices);
+        let compiled = self.compile_job(&Job::Whole(job.clone()), devices)?;
+        let whole =
+            compiled.parts.first().ok_or_else(|| Status::failed_precondition("the compiler gave no program"))?;
+        let part = Part {
+            devices: self.local_ids(devices)?,
+            serialized: whole.serialized.clone()?,
+            options: CompileOptions::without_dumps(&job.options)?.into(),
         };
-        Ok(Program::new(self, Arc::new(artifact), placement).loaded())
+        Ok(Artifact {
+            parts: vec![part],
+            original_options: original.into(),
+            assignment: placed.map_or_else(Vec::new, |(_, assignment)| assignment.ids),
+            info: compiled.info.clone(),
+        })
+    }
+
+    /// What compiles and launches programs that span slices on this platform.
+    pub fn engine(&self) -> Result<&dyn spanning::Engine, Status> {
+        if self.is_cpu() && self.has_compiler_process() {
+            return Ok(&spanning::Exchange);
+        }
+        Err(Status::unimplemented(format!(
+            "programs that span slices are not served on {} yet: use the devices of one slice",
+            self.platform_name
+        )))
+    }
+
+    /// Whether programs are compiled, and questions about the plugin answered, in the compiler process.
+    ///
+    /// Left to itself, only the CPU plugin has one: other plugins' devices can't be had by a second process.
+    fn has_compiler_process(&self) -> bool {
+        match self.shared.config.compiler {
+            CompilerPlace::Process => true,
+            CompilerPlace::Worker => false,
+            CompilerPlace::Auto => self.is_cpu(),
+        }
+    }
+
+    fn compile_job(&self, job: &Job, devices: &[u32]) -> Result<Arc<CompiledSpanning>, Status> {
+        if self.has_compiler_process() {
+            return self.compiler.compile(job);
+        }
+        let first = devices.first().map_or(0, |&device| self.devices[device as usize].slice);
+        self.on_a_worker(first, |session| job.compile_in(session)).map(Arc::new)
+    }
+
+    fn ask(&self, query: Query) -> Result<Reply, Status> {
+        if self.has_compiler_process() {
+            return self.compiler.query(query);
+        }
+        self.on_a_worker(0, |session| session.query(query.clone()))
+    }
+
+    /// Does something on a worker that is alive, that of slice `first` if it is. Lost on the way, it is tried on the next.
+    fn on_a_worker<T>(&self, first: u32, task: impl Fn(&Session) -> Result<T, Status>) -> Result<T, Status> {
+        let count = self.slices.len() as u32;
+        let mut last = None;
+        for slice in (0..count).map(|step| (first + step) % count) {
+            let session = self.session(slice);
+            if session.lost().is_none() {
+                match task(&session) {
+                    Err(status) if session.lost().is_some() => last = Some(status),
+                    result => return result,
+                }
+            }
+        }
+        let why = last.map_or_else(String::new, |status| format!(": {}", harmless(&status.message)));
+        Err(Status::new(Code::Unavailable, format!("no slice is up to do this on; try again once one is{why}")))
     }
 
     /// Loads what [`Artifact::to_bytes`] gave; other options than those it was compiled with may be given.
@@ -288,17 +408,26 @@ impl Client {
     /// Places a compiled program; other options than those it was compiled with may be given.
     pub fn load(self: &Arc<Self>, artifact: Arc<Artifact>, options: &[u8]) -> Result<Arc<Program>, Status> {
         let options = if options.is_empty() { &artifact.original_options } else { options };
-        let (placement, assignment, local) = self.place(&CompileOptions::parse(options)?)?;
-        let artifact =
-            Artifact { options: local.into(), original_options: options.into(), assignment, ..(*artifact).clone() };
-        Ok(Program::new(self, Arc::new(artifact), placement).loaded())
+        let parsed = CompileOptions::parse(options)?;
+        let mut placed = Artifact { original_options: options.into(), ..(*artifact).clone() };
+        let Some((devices, assignment)) = self.place(&parsed)? else {
+            return Ok(Program::new(self, Arc::new(placed), Placement::Portable).loaded());
+        };
+        if let (Some(_), [part]) = (self.one_slice(&devices), placed.parts.as_mut_slice()) {
+            part.devices = self.local_ids(&devices)?;
+            part.options = parsed.with_assignment(&self.local(&assignment, &devices)?)?.into();
+        }
+        placed.assignment = assignment.ids;
+        let program = Program::new(self, Arc::new(placed), Placement::Devices(devices));
+        program.check_parts()?;
+        Ok(program.loaded())
     }
 
-    /// Where a program runs: placement, device ids as the framework knows them, and options as a slice's worker does.
-    fn place(&self, options: &CompileOptions) -> Result<(Placement, Vec<i32>, Vec<u8>), Status> {
+    /// Where a program runs: devices by index among the client's, and by id; nowhere for sure if it is portable.
+    fn place(&self, options: &CompileOptions) -> Result<Option<(Vec<u32>, Assignment)>, Status> {
         let assignment = match options.assignment()? {
             Some(assignment) => assignment,
-            None if options.is_portable() => return Ok((Placement::Portable, Vec::new(), options.to_bytes()?)),
+            None if options.is_portable() => return Ok(None),
             None => {
                 let (replicas, partitions) = options.counts()?;
                 let ids = match options.device_ordinal() {
@@ -309,10 +438,18 @@ impl Client {
             }
         };
         let devices = assignment.ids.iter().map(|&id| self.device_by_id(id)).collect::<Result<Vec<_>, _>>()?;
-        self.check_one_slice(&devices)?;
-        let local_id = |&device: &u32| self.local_id(device);
-        let local = Assignment { ids: devices.iter().map(local_id).collect::<Result<_, _>>()?, ..assignment.clone() };
-        Ok((Placement::Devices(devices), assignment.ids, options.with_assignment(&local)?))
+        Ok(Some((devices, assignment)))
+    }
+
+    /// An assignment of one slice's devices as its worker knows them.
+    fn local(&self, assignment: &Assignment, devices: &[u32]) -> Result<Assignment, Status> {
+        let ids = devices.iter().map(|&device| self.local_id(device)).collect::<Result<_, _>>()?;
+        Ok(Assignment { ids, ..assignment.clone() })
+    }
+
+    /// Devices by the ids that they have on their slices' workers.
+    pub(super) fn local_ids(&self, devices: &[u32]) -> Result<Vec<i64>, Status> {
+        devices.iter().map(|&device| self.local_id(device).map(i64::from)).collect()
     }
 
     fn device_at(&self, ordinal: i64) -> Result<i32, Status> {
@@ -323,25 +460,35 @@ impl Client {
         Ok(device.info.id)
     }
 
-    fn check_one_slice(&self, devices: &[u32]) -> Result<(), Status> {
-        let mut slices: Vec<u32> = devices.iter().map(|&device| self.devices[device as usize].slice).collect();
-        slices.sort_unstable();
-        slices.dedup();
-        if slices.len() == 1 {
-            return Ok(());
-        }
-        Err(Status::unimplemented(format!(
-            "the program's devices lie in slices {slices:?}; programs that span slices are not served yet: use the devices of one slice"
-        )))
+    /// The one slice that has all these devices, if there is one.
+    fn one_slice(&self, devices: &[u32]) -> Option<u32> {
+        let mut slices = devices.iter().map(|&device| self.devices[device as usize].slice);
+        let first = slices.next()?;
+        slices.all(|slice| slice == first).then_some(first)
     }
 
     /// The id that a device has on its slice's worker.
     fn local_id(&self, device: u32) -> Result<i32, Status> {
         let device = &self.devices[device as usize];
-        let id = self.slices[device.slice as usize].local_device_id(device.ordinal);
+        self.inner_id(device.slice, device.ordinal)
+    }
+
+    /// The id that a slice's device has on its worker.
+    pub fn inner_id(&self, slice: u32, ordinal: u32) -> Result<i32, Status> {
+        let id = self.slices[slice as usize].local_device_id(ordinal);
         id.ok_or_else(|| {
-            Status::failed_precondition(format!("device {} is unknown to its worker", device.info.to_string))
+            Status::failed_precondition(format!("device {ordinal} of slice {slice} is unknown to its worker"))
         })
+    }
+
+    /// Held while the parts of a launch that spans slices are sent.
+    pub fn spanning_order(&self) -> MutexGuard<'_, ()> {
+        self.spanning_order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The compiler.
+    pub fn compiler(&self) -> &Compiler {
+        &self.compiler
     }
 
     /// Where the topology of this client comes from.

@@ -13,8 +13,10 @@ use super::listen;
 use super::session::Session;
 use crate::abi::{Code, Status};
 use crate::config::Config;
-use crate::program::artifact::Artifact;
-use crate::wire::message::{Command, CompileJob, Compiled, NamedValue, Query, Reply, TopologyInfo, TopologySource};
+use crate::program::artifact::{Artifact, Part};
+use crate::wire::message::{
+    Command, CompileJob, CompiledSpanning, NamedValue, Query, Reply, SpanningJob, TopologyInfo, TopologySource,
+};
 
 /// What compiled programs may take up in memory before the oldest are forgotten.
 const KEPT_BYTES: usize = 256 << 20;
@@ -42,7 +44,7 @@ struct State {
 /// Programs that were compiled, by what they were compiled from.
 #[derive(Default)]
 struct Kept {
-    programs: HashMap<u128, Arc<Compiled>>,
+    programs: HashMap<u128, Arc<CompiledSpanning>>,
     order: VecDeque<(u128, usize)>,
     bytes: usize,
 }
@@ -74,8 +76,7 @@ pub fn compile_for_topology(
     let query = Query::CompileForTopology { topology: topology.clone(), job };
     match Compiler::of_environment()?.query(query)? {
         Reply::Compiled(compiled) => Ok(Artifact {
-            serialized: compiled.serialized?,
-            options: options.into(),
+            parts: vec![Part { devices: Vec::new(), serialized: compiled.serialized?, options: options.into() }],
             original_options: options.into(),
             assignment: Vec::new(),
             info: compiled.info,
@@ -184,23 +185,23 @@ impl Compiler {
     }
 
     /// Compiles a program, or finds what was compiled from the same before.
-    pub fn compile(&self, job: CompileJob) -> Result<Arc<Compiled>, Status> {
-        let key = key(&job);
+    pub fn compile(&self, job: &Job) -> Result<Arc<CompiledSpanning>, Status> {
+        let key = job.key();
         if let Some(kept) = self.kept.lock().unwrap_or_else(PoisonError::into_inner).programs.get(&key) {
             return Ok(kept.clone());
         }
-        let compiled = Arc::new(self.compile_anew(&job)?);
-        if compiled.serialized.is_ok() {
+        let compiled = Arc::new(self.compile_anew(job)?);
+        if compiled.parts.iter().all(|part| part.serialized.is_ok()) {
             self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(key, &compiled);
         }
         Ok(compiled)
     }
 
-    fn compile_anew(&self, job: &CompileJob) -> Result<Compiled, Status> {
+    fn compile_anew(&self, job: &Job) -> Result<CompiledSpanning, Status> {
         let shared = self.alone.read().unwrap_or_else(PoisonError::into_inner);
         let others_before = self.in_flight.fetch_add(1, Ordering::AcqRel);
         let session = self.session();
-        let result = session.clone().and_then(|session| compile_in(&session, job));
+        let result = session.clone().and_then(|session| job.compile_in(&session));
         let others_after = self.in_flight.fetch_sub(1, Ordering::AcqRel) - 1;
         drop(shared);
         let crashed = result.is_err() && session.is_ok_and(|session| session.lost().is_some());
@@ -210,15 +211,50 @@ impl Compiler {
         // Somebody's program killed the process, maybe this one: it is tried alone, and the blame is certain then.
         let _alone = self.alone.write().unwrap_or_else(PoisonError::into_inner);
         let session = self.session()?;
-        compile_in(&session, job)
+        job.compile_in(&session)
     }
 }
 
-/// Compiles a program in a process that is there.
-pub fn compile_in(session: &Session, job: &CompileJob) -> Result<Compiled, Status> {
-    match session.ask(|request| Command::Compile { request, job: job.clone() })? {
-        Reply::Compiled(compiled) => Ok(*compiled),
-        other => Err(unexpected(&other)),
+/// What is to be compiled.
+#[derive(Clone, Debug)]
+pub enum Job {
+    /// A program for one slice's devices.
+    Whole(CompileJob),
+    /// A program for devices of several slices.
+    Spanning(SpanningJob),
+}
+
+impl Job {
+    /// Compiles in a process that is there. A program for one slice has one part.
+    pub fn compile_in(&self, session: &Session) -> Result<CompiledSpanning, Status> {
+        match self {
+            Self::Whole(job) => match session.ask(|request| Command::Compile { request, job: job.clone() })? {
+                Reply::Compiled(compiled) => {
+                    Ok(CompiledSpanning { info: compiled.info.clone(), parts: vec![*compiled] })
+                }
+                other => Err(unexpected(&other)),
+            },
+            Self::Spanning(job) => {
+                match session.ask(|request| Command::CompileSpanning { request, job: job.clone() })? {
+                    Reply::Spanning(compiled) => Ok(*compiled),
+                    other => Err(unexpected(&other)),
+                }
+            }
+        }
+    }
+
+    /// The same for the same work.
+    fn key(&self) -> u128 {
+        let (program, parts) = match self {
+            Self::Whole(job) => (job, None),
+            Self::Spanning(job) => (&job.program, Some(&job.parts)),
+        };
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        let rest = format!("{}\0{:?}\0{parts:?}\0{}\0", program.format, program.client_options, program.options.len());
+        for part in [rest.as_bytes(), &program.options, &program.code] {
+            hasher.update(part);
+        }
+        hasher.digest128()
     }
 }
 
@@ -241,18 +277,9 @@ fn run(config: &Config, tell: &std::sync::mpsc::SyncSender<Result<Arc<Session>, 
     running.reap();
 }
 
-fn key(job: &CompileJob) -> u128 {
-    let mut hasher = xxhash_rust::xxh3::Xxh3::new();
-    let options = format!("{}\0{:?}\0{}\0", job.format, job.client_options, job.options.len());
-    for part in [options.as_bytes(), &job.options, &job.code] {
-        hasher.update(part);
-    }
-    hasher.digest128()
-}
-
 impl Kept {
-    fn keep(&mut self, key: u128, compiled: &Arc<Compiled>) {
-        let serialized = compiled.serialized.as_ref().map_or(0, |bytes| bytes.len());
+    fn keep(&mut self, key: u128, compiled: &Arc<CompiledSpanning>) {
+        let serialized: usize = compiled.parts.iter().flat_map(|part| &part.serialized).map(|bytes| bytes.len()).sum();
         let optimized = compiled.info.optimized_program.as_ref().map_or(0, |(_, code)| code.len());
         let bytes = serialized + optimized;
         if self.programs.insert(key, compiled.clone()).is_none() {

@@ -8,9 +8,10 @@ use super::buffer::{Buffer, Holder, Place};
 use super::event::Event;
 use super::program::{Placement, Program};
 use super::session::Session;
+use super::spanning::Joint;
 use super::transfer::Promise;
 use crate::abi::Status;
-use crate::wire::message::{BufferId, Command, Execute, Ids};
+use crate::wire::message::{BufferId, Command, Execute, Ids, LaunchId};
 
 /// What the framework asks for with a launch.
 pub struct LaunchOptions {
@@ -211,13 +212,22 @@ impl Program {
     }
 
     fn dispatch(&self, parts: &[Part], arguments: &[Vec<&Arc<Buffer>>], outputs: &[Outputs], options: &LaunchOptions) {
+        let launch = self.client.fresh_id();
+        let joint = self.joint(launch, parts, outputs);
+        // Held while the parts are sent: all workers get launches that span slices in the same order.
+        let _order = joint.as_ref().map(|_| self.client.spanning_order());
         for part in parts {
             let session = &part.session;
             self.ensure_loaded(session);
-            let launch = self.client.fresh_id();
-            let events: SmallVec<[_; 4]> =
-                part.positions.iter().map(|&position| outputs[position].results.done.clone()).collect();
+            let event = |&position: &usize| match &joint {
+                Some(joint) => joint.one_device(),
+                None => outputs[position].results.done.clone(),
+            };
+            let events: SmallVec<[_; 4]> = part.positions.iter().map(event).collect();
             session.expect_launch(launch, &events);
+            if let (Some(joint), Ok(engine)) = (&joint, self.client.engine()) {
+                engine.begin(session, launch, self.id, joint.participants());
+            }
             // Kept until the command is sent: then the worker keeps what it needs.
             let mut staged = Vec::new();
             let given = part.positions.iter().flat_map(|&position| &arguments[position]);
@@ -237,6 +247,16 @@ impl Program {
         for (made, given) in outputs.iter().flat_map(|outputs| &outputs.to_host) {
             self.client.fulfil_from(&Promise::of(given), made);
         }
+    }
+
+    /// One fate for the parts of a launch that runs on several slices.
+    fn joint(&self, launch: LaunchId, parts: &[Part], outputs: &[Outputs]) -> Option<Arc<Joint>> {
+        if parts.len() == 1 {
+            return None;
+        }
+        let participants = parts.iter().map(|part| part.session.clone()).collect();
+        let results = outputs.iter().map(|outputs| outputs.results.done.clone()).collect();
+        Some(Joint::new(launch, participants, results))
     }
 
     /// The id that an argument has on the worker. A value in the arena is staged there first.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::process::Process;
+use super::process::{Memory, Process};
 use super::session::Session;
 use crate::abi::{Code, Status};
 use crate::config::Config;
@@ -33,10 +33,10 @@ impl Worker {
         config: &Config,
         label: &str,
         (slice, incarnation): (u32, u64),
-        arena: Option<BorrowedFd<'_>>,
+        memory: Memory<'_>,
         start: Start,
     ) -> Result<Self, Status> {
-        let (process, end, listener) = Process::start(config, label, arena)?;
+        let (process, end, listener) = Process::start(config, label, memory)?;
         let session = Session::new(slice, incarnation, process.pid(), end);
         session.send(&Command::Start(start));
         Ok(Self { process, listener, session, reports: Vec::new() })
@@ -95,7 +95,7 @@ impl Compiler {
     /// What it says is wrong, or how it failed to say anything. Nothing is left running then.
     pub fn start(config: &Config) -> Result<Self, Status> {
         let start = Start { plugin: config.plugin.clone(), options: Vec::new(), create_client: false };
-        let mut compiler = Self(Worker::start(config, "compiler", (0, 0), None, start)?);
+        let mut compiler = Self(Worker::start(config, "compiler", (0, 0), Memory::default(), start)?);
         let until = Instant::now() + config.start_timeout;
         let mut answer = None;
         loop {

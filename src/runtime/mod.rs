@@ -19,5 +19,6 @@ pub mod process;
 pub mod program;
 pub mod session;
 pub mod slice;
+pub mod spanning;
 pub mod status;
 pub mod transfer;

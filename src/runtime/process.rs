@@ -19,6 +19,15 @@ use crate::wire::connection::{self, ClientEnd, Listener};
 /// How long a killed process may take until it is gone. A process that hangs in the kernel can take longer than any bound.
 const REAP_BOUND: Duration = Duration::from_secs(10);
 
+/// Shared memory that a worker gets with its connection.
+#[derive(Clone, Copy, Default)]
+pub struct Memory<'a> {
+    /// The arena.
+    pub arena: Option<BorrowedFd<'a>>,
+    /// Where workers exchange data with each other. Needs the arena to be there too.
+    pub exchange: Option<BorrowedFd<'a>>,
+}
+
 /// A child process with its connection, its output and a descriptor that tells its end.
 pub struct Process {
     child: Child,
@@ -27,20 +36,21 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `mainstay worker` with its end of a fresh connection and, where given, the arena.
+    /// Starts `mainstay worker` with its end of a fresh connection and the shared memory.
     ///
     /// Must be called on a thread that outlives the worker: the kernel's parent-death signal follows the thread.
-    pub fn start(
-        config: &Config,
-        label: &str,
-        arena: Option<BorrowedFd<'_>>,
-    ) -> Result<(Self, Arc<ClientEnd>, Listener), Status> {
+    pub fn start(config: &Config, label: &str, memory: Memory<'_>) -> Result<(Self, Arc<ClientEnd>, Listener), Status> {
         let no_connection =
             |error: std::io::Error| Status::exhausted(format!("no connection to a worker can be made: {error}"));
         let (end, listener, passed) =
-            connection::connect(&connection::Options::default(), arena).map_err(no_connection)?;
+            connection::connect(&connection::Options::default(), memory.arena).map_err(no_connection)?;
+        let passed = match memory.exchange {
+            Some(exchange) => passed.with_exchange(exchange).map_err(no_connection)?,
+            None => passed,
+        };
         let mut command = Command::new(&config.worker);
         command.arg("worker").args(["--label", label]);
+        command.env("MAINSTAY_LOG", &config.log);
         passed.inherit(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| cannot_execute(&config.worker, &error))?;

@@ -9,7 +9,8 @@ use super::buffer::{DeviceLayout, Shape};
 use super::client::Client;
 use super::session::Session;
 use crate::abi::Status;
-use crate::program::artifact::Artifact;
+use crate::program::artifact::{Artifact, Part};
+use crate::program::spanning;
 use crate::wire::message::{Command, Dims, ExecutableId, ExecutableInfo};
 
 /// A program that can run on the client's devices.
@@ -24,6 +25,7 @@ pub struct Program {
     pub placement: Placement,
     /// The outputs of each device.
     pub outputs: Vec<Shape>,
+    spans: Option<spanning::Placement>,
     deleted: AtomicBool,
     /// Slices and the incarnations of theirs that have it.
     loaded: Mutex<SmallVec<[(u32, u64); 2]>>,
@@ -51,8 +53,13 @@ impl Placement {
 impl Program {
     /// A program that is not on any worker yet.
     pub fn new(client: &Arc<Client>, artifact: Arc<Artifact>, placement: Placement) -> Arc<Self> {
+        let slices = placement.devices().iter().map(|&device| client.devices[device as usize].slice);
+        let spans = slices.clone().max() != slices.min();
+        let partitions = artifact.info.num_partitions as usize;
+        let spans = spans.then(|| super::spanning::placement(client, placement.devices(), partitions));
         let program = Arc::new(Self {
             id: client.fresh_id(),
+            spans,
             client: client.clone(),
             outputs: outputs(&artifact.info),
             artifact,
@@ -73,6 +80,33 @@ impl Program {
             }
         }
         self
+    }
+
+    /// What a slice loads of the program: the part that was compiled for the devices that run it there.
+    fn part_for(&self, slice: u32) -> Result<&Part, Status> {
+        let parts = &self.artifact.parts;
+        if let ([part], None) = (parts.as_slice(), &self.spans) {
+            return Ok(part);
+        }
+        let on_slice = |device: &&u32| self.client.devices[**device as usize].slice == slice;
+        let devices: Vec<u32> = self.placement.devices().iter().filter(on_slice).copied().collect();
+        let ids = self.client.local_ids(&devices)?;
+        parts.iter().find(|part| part.devices == ids).ok_or_else(|| {
+            Status::invalid(format!(
+                "the program {} was not compiled for the devices {ids:?} of slice {slice}; compile it for these devices",
+                self.info().name
+            ))
+        })
+    }
+
+    /// An error unless there is a part for every slice that the program is to run on.
+    pub fn check_parts(&self) -> Result<(), Status> {
+        self.slices().iter().try_for_each(|&slice| self.part_for(slice).map(drop))
+    }
+
+    /// Where a program that spans slices runs; absent for one that does not.
+    pub fn spans(&self) -> Option<&spanning::Placement> {
+        self.spans.as_ref()
     }
 
     /// What is known of it.
@@ -98,12 +132,19 @@ impl Program {
             None => loaded.push((session.slice, session.incarnation)),
         }
         // Sent under the lock: whoever finds the program loaded must come after this in the worker's queue.
-        session.send(&Command::Load {
-            executable: self.id,
-            serialized: self.artifact.serialized.clone(),
-            options: self.artifact.options.clone(),
-            donated: self.artifact.info.donated.as_slice().into(),
-        });
+        if let Some(spans) = &self.spans
+            && let Ok(engine) = self.client.engine()
+        {
+            engine.announce(session, self.id, spans);
+        }
+        if let Ok(part) = self.part_for(session.slice) {
+            session.send(&Command::Load {
+                executable: self.id,
+                serialized: part.serialized.clone(),
+                options: part.options.clone(),
+                donated: self.artifact.info.donated.as_slice().into(),
+            });
+        }
     }
 
     /// Frees what the workers hold of it. Launches under way go on.

@@ -2,15 +2,18 @@
 //!
 //! The machine ([`crate::slice`]) decides; this thread starts processes, listens, kills and reaps. Nobody else does.
 
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::client::Shared;
 use super::listen::Worker;
+use super::process::Memory;
 use super::session::Session;
 use crate::abi::Status;
-use crate::slice::{Action, Actions, Event, Incarnation, Loss, LossCause, Order, Rest, Slice as Machine, State};
+use crate::slice::{Action, Event, Incarnation, Loss, LossCause, Order, Rest, Slice as Machine, State};
 use crate::wire::connection::ConnectionError;
 use crate::wire::message::{Command, Report, Start};
 
@@ -51,7 +54,7 @@ impl Slice {
             device_ids: OnceLock::new(),
             thread: Mutex::new(None),
         });
-        let keeper = Keeper { slice: slice.clone(), worker: None };
+        let keeper = Keeper { slice: slice.clone(), worker: None, to_do: VecDeque::new() };
         let thread = std::thread::Builder::new().name(format!("mainstay-{index}")).spawn(move || keeper.run());
         let thread =
             thread.map_err(|error| Status::exhausted(format!("no thread for slice {index} can be had: {error}")))?;
@@ -74,11 +77,15 @@ impl Slice {
         }
     }
 
+    /// The session that serves the slice now, or served it last; none before the first.
+    pub fn current_if_any(&self) -> Option<Arc<Session>> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The session that serves the slice now; a closed one while there is none.
     pub fn current(&self) -> Arc<Session> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         // Set before the client exists, and never unset.
-        current.clone().expect("a slice is asked for its session only once its first worker is ready")
+        self.current_if_any().expect("a slice is asked for its session only once its first worker is ready")
     }
 
     /// Where the slice stands, its incarnation, and its worker's process.
@@ -107,8 +114,7 @@ impl Slice {
     pub fn begin_stop(&self) {
         self.known().orders.push(Order::Stop(Rest::Closed));
         self.changed.notify_all();
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(session) = current {
+        if let Some(session) = self.current_if_any() {
             session.wake_listener();
         }
     }
@@ -130,6 +136,8 @@ impl Slice {
 struct Keeper {
     slice: Arc<Slice>,
     worker: Option<Worker>,
+    /// What the machine said and was not done yet: what follows from an action is done after what it came with.
+    to_do: VecDeque<Action>,
 }
 
 impl Keeper {
@@ -137,8 +145,8 @@ impl Keeper {
         loop {
             let orders = std::mem::take(&mut self.slice.known().orders);
             for order in orders {
-                let actions = self.slice.known().machine.order(order, Instant::now());
-                self.act(actions);
+                self.to_do.extend(self.slice.known().machine.order(order, Instant::now()));
+                self.act();
             }
             if self.slice.known().machine.state() == State::Closed {
                 return;
@@ -147,8 +155,8 @@ impl Keeper {
                 Some(_) => self.listen(),
                 None => self.idle(),
             }
-            let actions = self.slice.known().machine.order(Order::Tick, Instant::now());
-            self.act(actions);
+            self.to_do.extend(self.slice.known().machine.order(Order::Tick, Instant::now()));
+            self.act();
         }
     }
 
@@ -220,19 +228,18 @@ impl Keeper {
         events.extend(exit.map(Event::Reaped));
     }
 
-    fn tell(&mut self, events: Vec<Event>) {
+    /// Tells the machine, and notes what it wants done.
+    fn tell(&mut self, events: impl IntoIterator<Item = Event>) {
+        let mut known = self.slice.known();
         for event in events {
-            let actions = {
-                let mut known = self.slice.known();
-                let incarnation = known.machine.incarnation();
-                known.machine.handle(incarnation, event, Instant::now())
-            };
-            self.act(actions);
+            let incarnation = known.machine.incarnation();
+            self.to_do.extend(known.machine.handle(incarnation, event, Instant::now()));
         }
     }
 
-    fn act(&mut self, actions: Actions) {
-        for action in actions {
+    /// Does what the machine wants, and what that leads to, in order.
+    fn act(&mut self) {
+        while let Some(action) = self.to_do.pop_front() {
             match action {
                 Action::Start(incarnation) => self.start(incarnation),
                 Action::Up(_) => self.publish(),
@@ -252,10 +259,15 @@ impl Keeper {
     }
 
     fn start(&mut self, incarnation: Incarnation) {
-        let (config, arena) = (&self.slice.shared.config, &self.slice.shared.arena);
+        let shared = &self.slice.shared;
+        let config = &shared.config;
+        let memory = Memory {
+            arena: Some(shared.arena.fd()),
+            exchange: shared.exchange.as_ref().map(|exchange| exchange.as_fd()),
+        };
         let start = Start { plugin: config.plugin.clone(), options: config.inner_options(), create_client: true };
         let label = format!("slice {}", self.slice.index);
-        let event = match Worker::start(config, &label, (self.slice.index, incarnation), Some(arena.fd()), start) {
+        let event = match Worker::start(config, &label, (self.slice.index, incarnation), memory, start) {
             Ok(worker) => {
                 let pid = worker.session().pid;
                 self.worker = Some(worker);
@@ -263,7 +275,7 @@ impl Keeper {
             }
             Err(status) => Event::StartFailed(status),
         };
-        self.tell(vec![event]);
+        self.tell([event]);
     }
 
     /// Lets the client use the worker, with the programs that are in use already on their way to it.
@@ -271,7 +283,10 @@ impl Keeper {
         let Some(worker) = &self.worker else { return };
         let session = worker.session().clone();
         if let Err(status) = self.check_devices(&session) {
-            return self.tell(vec![Event::Corrupt(status.message.to_string())]);
+            return self.tell([Event::Corrupt(status.message.to_string())]);
+        }
+        if self.slice.shared.exchange.is_some() {
+            session.send(&Command::Join { slice: session.slice, incarnation: session.incarnation as u32 });
         }
         for extent in self.slice.shared.arena.committed() {
             session.populate(extent);
@@ -313,6 +328,9 @@ impl Keeper {
             let status = if stopped { Status::failed_precondition("the client was destroyed") } else { loss.status() };
             worker.session().close(status);
         }
+        if !stopped {
+            self.tell_others(loss);
+        }
         let mut known = self.slice.known();
         if known.first.is_none() {
             known.first = Some(Err(match &loss.cause {
@@ -320,6 +338,13 @@ impl Keeper {
                 _ => Status::failed_precondition(loss.status().message),
             }));
         }
+    }
+
+    /// The other workers wait for nothing from this one any more.
+    fn tell_others(&self, loss: &Loss) {
+        let command =
+            Command::FailSlice { slice: loss.slice, incarnation: loss.incarnation as u32, status: loss.status() };
+        self.slice.shared.others(self.slice.index).iter().for_each(|session| session.send(&command));
     }
 
     fn reclaim(&mut self) {

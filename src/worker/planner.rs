@@ -101,7 +101,10 @@ impl Folder {
     }
 
     fn unusable(&self, error: &std::io::Error) -> Status {
-        Status::failed_precondition(format!("the folder {} for planning a program can't be used: {error}", self.0.display()))
+        Status::failed_precondition(format!(
+            "the folder {} for planning a program can't be used: {error}",
+            self.0.display()
+        ))
     }
 }
 

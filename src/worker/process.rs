@@ -72,10 +72,7 @@ fn fail(why: &str) -> ! {
 
 /// Logs go to standard error, which the client keeps: `MAINSTAY_LOG` says how much.
 fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("MAINSTAY_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    // An error says that logging is set up already.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).try_init();
+    crate::logging::start(&std::env::var("MAINSTAY_LOG").unwrap_or_else(|_| "warn".to_owned()));
 }
 
 /// A panic in any thread ends the process: half a worker is worse than none, which the client knows how to replace.

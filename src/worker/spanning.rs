@@ -60,7 +60,8 @@ impl Spanning {
 
     fn join(&mut self, plugin: &Plugin, slice: u32, incarnation: u32, devices: usize) -> Result<Joined, Status> {
         let memory = self.memory.take();
-        let memory = memory.ok_or_else(|| Status::failed_precondition("this worker has no memory to exchange data in"))?;
+        let memory =
+            memory.ok_or_else(|| Status::failed_precondition("this worker has no memory to exchange data in"))?;
         ffi::register(plugin)?;
         let shared = Shared::attach(memory, slice, incarnation)?;
         let exchange = Arc::new(Exchange::start(Box::new(shared), devices)?);
@@ -84,8 +85,9 @@ impl Spanning {
     pub(super) fn begin(&mut self, launch: LaunchId, executable: ExecutableId, participants: &[(u32, u32)]) {
         let run = self.exchange.clone().and_then(|joined| {
             let program = self.programs.get(&executable);
-            let program = program
-                .ok_or_else(|| Status::failed_precondition(format!("program {executable} is none that spans slices")))?;
+            let program = program.ok_or_else(|| {
+                Status::failed_precondition(format!("program {executable} is none that spans slices"))
+            })?;
             Ok(joined.exchange.begin(launch, program, participants))
         });
         self.begun.insert(launch, run);

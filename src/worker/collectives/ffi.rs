@@ -80,8 +80,7 @@ fn come(frame: &mut Frame) -> Result<(), Status> {
     let (run, ordinal) = (frame.run()?, frame.ordinal()?);
     let future = frame.api.future()?;
     frame.raw_mut().future = future.raw;
-    let call =
-        Call { run, ordinal, key, spec: frame.text(SPEC_ATTRIBUTE)?, operands: &operands, results: &results };
+    let call = Call { run, ordinal, key, spec: frame.text(SPEC_ATTRIBUTE)?, operands: &operands, results: &results };
     exchange.arrive(&call, Box::new(move |result| future.complete(result)));
     Ok(())
 }
@@ -89,8 +88,9 @@ fn come(frame: &mut Frame) -> Result<(), Status> {
 /// A device asks where it is.
 fn tell(frame: &mut Frame) -> Result<(), Status> {
     let name = frame.text(SPEC_ATTRIBUTE)?;
-    let coordinate = Coordinate::from_name(name)
-        .ok_or_else(|| Status::invalid(format!("a program asks for the coordinate {name:?}, which devices don't have")))?;
+    let coordinate = Coordinate::from_name(name).ok_or_else(|| {
+        Status::invalid(format!("a program asks for the coordinate {name:?}, which devices don't have"))
+    })?;
     let value = installed()?.coordinate(frame.run()?, frame.ordinal()?, coordinate)?;
     let results = frame.results()?;
     let Some(result) = results.first().filter(|result| result.array.bytes == size_of::<u32>()) else {
@@ -175,8 +175,10 @@ impl Future {
     /// Fulfils the promise: XLA goes on with the program, on this thread or on its own.
     fn complete(self, result: Result<(), Status>) {
         let told = match result {
-            Ok(()) => ffi!(self.api, XLA_FFI_Future_SetAvailable, XLA_FFI_Future_SetAvailable_Args { future: self.raw })
-                .map(|_| ()),
+            Ok(()) => {
+                ffi!(self.api, XLA_FFI_Future_SetAvailable, XLA_FFI_Future_SetAvailable_Args { future: self.raw })
+                    .map(|_| ())
+            }
             Err(status) => {
                 let error = self.api.error(&status);
                 ffi!(self.api, XLA_FFI_Future_SetError, XLA_FFI_Future_SetError_Args { future: self.raw, error: error })
@@ -327,11 +329,11 @@ unsafe fn buffers(
                 let dims = if rank == 0 { &[][..] } else { std::slice::from_raw_parts(array.dims, rank) };
                 (array, dims)
             };
-            let elements = dims.iter().try_fold(1_usize, |product, &dim| {
-                product.checked_mul(usize::try_from(dim).ok()?)
-            });
+            let elements =
+                dims.iter().try_fold(1_usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
             let bits = types::bits(array.dtype as i32) as usize;
-            let bytes = elements.and_then(|elements| elements.checked_mul(bits)).filter(|_| bits >= 8).ok_or_else(odd)? / 8;
+            let bytes =
+                elements.and_then(|elements| elements.checked_mul(bits)).filter(|_| bits >= 8).ok_or_else(odd)? / 8;
             let start = match NonNull::new(array.data.cast::<u8>()) {
                 Some(start) => start,
                 None if bytes == 0 => NonNull::without_provenance(const { std::num::NonZero::new(ALIGNMENT).unwrap() }),

@@ -66,21 +66,15 @@ impl Plugin {
 fn callbacks() -> *mut sys::PJRT_XlaTransform_Callbacks {
     static CALLBACKS: OnceLock<usize> = OnceLock::new();
     let address = CALLBACKS.get_or_init(|| {
-        let callbacks = sys::PJRT_XlaTransform_Callbacks {
-            version: 1,
-            dtor: Some(forget),
-            transform_hlo_module: Some(transform),
-        };
+        let callbacks =
+            sys::PJRT_XlaTransform_Callbacks { version: 1, dtor: Some(forget), transform_hlo_module: Some(transform) };
         Box::into_raw(Box::new(callbacks)).expose_provenance()
     });
     std::ptr::with_exposed_provenance_mut(*address)
 }
 
 /// Ends this thread's compilation if it is a plan's, and leaves others as they are.
-unsafe extern "C" fn transform(
-    _: *mut sys::PJRT_XlaTransform_Callbacks,
-    args: *mut sys::PJRT_XlaTransform_Args,
-) {
+unsafe extern "C" fn transform(_: *mut sys::PJRT_XlaTransform_Callbacks, args: *mut sys::PJRT_XlaTransform_Args) {
     // SAFETY: the plugin passes a structure of its own, which it reads after this call.
     let args = unsafe { &mut *args };
     args.changed = false;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// The C headers, in the order in which they depend on each other.
-const HEADERS: [&str; 3] = ["pjrt_c_api.h", "pjrt_extensions.h", "xla_ffi_c_api.h"];
+const HEADERS: [&str; 4] = ["pjrt_c_api.h", "pjrt_extensions.h", "xla_ffi_c_api.h", "mainstay_snapshot.h"];
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
@@ -57,7 +57,7 @@ fn bindings() -> Result<(), Box<dyn Error>> {
         .header_contents("mainstay_abi.h", &umbrella)
         .clang_arg("-Iinclude")
         .clang_args(compiler_headers())
-        .allowlist_item("(PJRT|XLA_FFI)_.*")
+        .allowlist_item("(PJRT|XLA_FFI|Mainstay|MAINSTAY)_.*")
         .blocklist_function(".*")
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)

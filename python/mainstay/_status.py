@@ -2,11 +2,11 @@
 
 import ctypes
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from mainstay import _loaded
 
 
 @dataclass(frozen=True)
@@ -97,27 +97,11 @@ def _slice(document: Mapping[str, Any]) -> Slice:
     )
 
 
-_library: ctypes.CDLL | None = None
-
-
 def _loaded_library() -> ctypes.CDLL | None:
-    """The copy of libmainstay.so that JAX loaded, or None: a second copy would know no clients."""
-    global _library
-    if _library is None and (path := _loaded_path()) is not None:
-        loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        loaded.mainstay_status_json.argtypes = ()
-        loaded.mainstay_status_json.restype = ctypes.c_void_p
-        loaded.mainstay_string_free.argtypes = (ctypes.c_void_p,)
-        loaded.mainstay_string_free.restype = None
-        _library = loaded
-    return _library
-
-
-def _loaded_path() -> Path | None:
-    # The library may have come by any way (PJRT_NAMES_AND_LIBRARY_PATHS, TPU_LIBRARY_PATH, this package), so
-    # the process's own memory map is asked, not the settings.
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.partition("/")[2]
-        if path.endswith("/libmainstay.so"):
-            return Path("/" + path)
-    return None
+    library = _loaded.library()
+    if library is not None:
+        library.mainstay_status_json.argtypes = ()
+        library.mainstay_status_json.restype = ctypes.c_void_p
+        library.mainstay_string_free.argtypes = (ctypes.c_void_p,)
+        library.mainstay_string_free.restype = None
+    return library

@@ -9,6 +9,7 @@ use super::entry::{entries, list, refusals, text};
 use super::error::from_parts;
 use super::event::EventHandle;
 use super::handle::Handle;
+use super::snapshot::capture;
 use super::values::layout_from_c;
 use crate::abi::{Status, element, sys};
 use crate::runtime::buffer::{Buffer, DeviceLayout, Shape};
@@ -444,6 +445,10 @@ entries! {
     }
 
     PJRT_Buffer_UnsafePointer(args: PJRT_Buffer_UnsafePointer_Args) {
+        if capture(args.buffer) {
+            args.buffer_pointer = args.buffer.addr();
+            return Ok(());
+        }
         // SAFETY: a live buffer of ours.
         args.buffer_pointer = unsafe { BufferHandle::borrow(args.buffer)? }.address()?.addr();
         Ok(())

@@ -9,6 +9,7 @@ use super::error::from_parts;
 use super::event::EventHandle;
 use super::executable::{ExecutableHandle, LoadedHandle};
 use super::handle::Handle;
+use super::snapshot::supplied;
 use super::topology::TopologyHandle;
 use super::values::{NamedValues, from_c, layout_from_c, program_from_c};
 use crate::abi::{Status, sys};
@@ -242,8 +243,13 @@ entries! {
             let client = ClientHandle::borrow(args.client)?;
             let place = client.place(args.device, args.memory)?;
             let shape = shape(args.type_, args.dims, args.num_dims, args.device_layout)?;
-            let array = host_array(args.data, &shape, args.byte_strides, args.num_byte_strides)?;
-            let buffer = client.client().upload(place, shape.clone(), |into| array.copy_to(into))?;
+            let buffer = match supplied(client.client(), place, shape) {
+                Ok(buffer) => buffer?,
+                Err(shape) => {
+                    let array = host_array(args.data, &shape, args.byte_strides, args.num_byte_strides)?;
+                    client.client().upload(place, shape.clone(), |into| array.copy_to(into))?
+                }
+            };
             args.buffer = BufferHandle::new(buffer, &client.places).into_raw();
         }
         // The bytes were copied: whatever the semantics, the caller may change or free them now.

@@ -1,4 +1,4 @@
-//! The extensions that Mainstay offers: Layouts, Shardings and MemoryDescriptions.
+//! The extensions that Mainstay offers: Layouts, Shardings, MemoryDescriptions, and its own for snapshots.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -160,6 +160,7 @@ pub struct Extensions {
     layouts: sys::PJRT_Layouts_Extension,
     shardings: sys::PJRT_Shardings_Extension,
     memories: sys::PJRT_MemoryDescriptions_Extension,
+    snapshot: sys::Mainstay_Snapshot_Extension,
 }
 
 // SAFETY: constant function pointers, and pointers among the members of the one static.
@@ -202,12 +203,18 @@ pub static EXTENSIONS: Extensions = Extensions {
         base: head(
             size_of::<sys::PJRT_MemoryDescriptions_Extension>(),
             sys::PJRT_Extension_Type_MemoryDescriptions,
-            std::ptr::null(),
+            &raw const EXTENSIONS.snapshot.base,
         ),
         PJRT_DeviceDescription_MemoryDescriptions: Some(PJRT_DeviceDescription_MemoryDescriptions),
         PJRT_MemoryDescription_Kind: Some(PJRT_MemoryDescription_Kind),
     },
+    snapshot: super::snapshot::extension(),
 };
+
+/// The snapshot extension.
+pub const fn snapshot() -> *const sys::Mainstay_Snapshot_Extension {
+    &raw const EXTENSIONS.snapshot
+}
 
 /// The head of the chain.
 pub const fn first() -> *mut sys::PJRT_Extension_Base {

@@ -10,6 +10,7 @@ mod executable;
 mod exports;
 mod extensions;
 mod handle;
+mod snapshot;
 mod topology;
 mod transfer;
 mod values;

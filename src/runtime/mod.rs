@@ -12,6 +12,7 @@ pub mod compiler;
 pub mod copier;
 pub mod device;
 pub mod event;
+pub mod fetch;
 pub mod host_array;
 pub mod launch;
 pub mod listen;

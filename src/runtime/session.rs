@@ -170,6 +170,18 @@ impl Session {
         }
     }
 
+    /// Sends one command that is as many requests as there are answers, their ids counted on from the one that is given.
+    pub fn request_many(&self, answers: Vec<Answer>, command: impl FnOnce(RequestId) -> Command) {
+        let first = self.requests.fetch_add(answers.len() as u64, Ordering::Relaxed);
+        let mut answers = Some(answers);
+        let requests =
+            |pending: &mut Pending| pending.requests.extend((first..).zip(answers.take().into_iter().flatten()));
+        match self.register(requests) {
+            Ok(()) => self.send(&command(first)),
+            Err(loss) => answers.into_iter().flatten().for_each(|answer| answer(Err(loss.clone()))),
+        }
+    }
+
     /// Sends a request and waits for its answer. Bounded by the worker's life.
     pub fn ask(&self, command: impl FnOnce(RequestId) -> Command) -> Result<Reply, Status> {
         let (tell, told) = std::sync::mpsc::sync_channel(1);

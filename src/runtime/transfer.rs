@@ -66,6 +66,21 @@ impl Client {
         Buffer::new(self, holder, place, shape, Event::completed(Ok(())))
     }
 
+    /// A buffer with the value of a filled block, which others may read as well and nobody writes to.
+    pub fn from_value(self: &Arc<Self>, place: Place, shape: Shape, block: Arc<Block>) -> Arc<Buffer> {
+        if self.is_host(place.memory) {
+            return self.in_arena(place, shape, block);
+        }
+        let session = self.session_of_memory(place.memory);
+        if let Some(loss) = session.lost() {
+            return Buffer::poisoned(self, place, shape, loss.clone());
+        }
+        let data = self.lend(&session, block, Lending::ReadOnly);
+        let (buffer, id) = self.expected(&session, place, shape);
+        session.send(&Command::Upload { buffer: id, spec: buffer.spec(), data });
+        buffer
+    }
+
     /// A new buffer that `session` will report ready.
     fn expected(self: &Arc<Self>, session: &Arc<Session>, place: Place, shape: Shape) -> (Arc<Buffer>, BufferId) {
         let (id, ready) = (self.fresh_id(), Event::pending());

@@ -1,1 +1,21 @@
-//! Snapshots of device memory in the arena.
+//! Snapshots: consistent copies of chosen buffers in the arena, which outlive the workers that had them.
+//!
+//! 1. The values of a snapshot are those at the call of [`Store::take`], whatever is dispatched afterwards.
+//! 2. A snapshot is whole or absent: one that a loss cut short is never among its store's, and is never restored from.
+//! 3. What a store has stays until a newer whole snapshot takes its place, or until it is dropped.
+//! 4. Nothing writes to a value of a snapshot, so that it can be lent to any number of readers.
+//!
+//! Of arrays this knows element types and rectangular parts; what they mean (a tree, names, shardings) is the caller's,
+//! who keeps it in a snapshot's metadata.
+//!
+//! Lock order: a store's `ring`, then a snapshot's `state`. Neither is held while memory is freed or copied.
+
+mod helpers;
+pub mod region;
+mod restore;
+mod snapshot;
+mod store;
+
+pub use restore::supply;
+pub use snapshot::{ArrayInfo, Phase, Progress, Shard, Snapshot, Value};
+pub use store::{Request, Source, Store};

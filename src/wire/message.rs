@@ -172,6 +172,13 @@ pub enum Command {
         /// Where to.
         to: Extent,
     },
+    /// As many [`Command::Download`]s to the default host layout, in one message.
+    Downloads {
+        /// The request of the first one; the others' are counted on from it.
+        first: RequestId,
+        /// Each buffer, and where to.
+        downloads: Vec<(BufferId, Extent)>,
+    },
     /// Write a buffer's raw device bytes to the arena.
     ReadRaw {
         /// Answered with [`Reply::Done`].

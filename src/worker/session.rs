@@ -201,6 +201,11 @@ impl Host {
             Command::Download { request, buffer, minor_to_major, to } => {
                 self.download(request, buffer, minor_to_major, to);
             }
+            Command::Downloads { first, downloads } => {
+                for (request, (buffer, to)) in (first..).zip(downloads) {
+                    self.dispatch(Command::Download { request, buffer, minor_to_major: SmallVec::new(), to });
+                }
+            }
             Command::ReadRaw { request, buffer, offset, to } => self.read_raw(request, buffer, offset, to),
             Command::Destroy { buffers } => buffers.iter().for_each(|buffer| self.table.destroy(*buffer)),
             Command::Load { executable, serialized, options, donated } => {

@@ -1,0 +1,102 @@
+"""What a snapshot keeps of a tree's leaves besides the values: types, shardings, and where each shard lies."""
+
+import copy
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Sharding
+
+# The class of concrete arrays; jax.Array is a protocol that tracers and key arrays satisfy too.
+ArrayImpl = jax._src.array.ArrayImpl
+
+_IMMUTABLE = (int, float, complex, bool, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An array of a snapshot."""
+
+    index: int
+    """Its number among the snapshot's arrays."""
+    aval: Any
+    """Shape, type and weakness of the type."""
+    sharding: Sharding
+    """Where it was."""
+    committed: bool
+    """Whether it was bound to its devices."""
+    keys: "Keys | None" = None
+    """What it is to the user, where it holds random keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """An array of random keys; what is stored is the array of numbers below it."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: Sharding
+    implementation: Any
+
+    def array_of(self, numbers: Array) -> Array:
+        """The keys with these numbers."""
+        return jax.random.wrap_key_data(numbers, impl=self.implementation)
+
+    def below(self, sharding: Sharding) -> Sharding:
+        """The sharding of the numbers, where the keys have this one."""
+        from jax._src.sharding_impls import physical_sharding
+
+        return physical_sharding(jax.core.ShapedArray(self.shape, self.dtype), sharding)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A leaf that is no array."""
+
+    value: Any
+
+
+class Parts:
+    """The distinct shards of arrays of one shape and sharding."""
+
+    __slots__ = ("layout", "places", "single")
+
+    def __init__(self, array: Array) -> None:
+        """Finds out for an array; the same for all of its kind."""
+        self.single = len(array.sharding.device_set) == 1
+        starts: dict[tuple[int, ...], int] = {}
+        if self.single:
+            starts[(0,) * array.ndim] = 0
+        else:
+            if not array.is_fully_addressable:
+                raise ValueError(f"an array with sharding {array.sharding} is not all in this process")
+            for place, shard in enumerate(array.addressable_shards):
+                starts.setdefault(start_of(shard.index), place)
+        self.places = tuple(starts.values())
+        numbers = [array.ndim, *array.shape, len(starts), *(first for start in starts for first in start)]
+        self.layout = struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def start_of(index: tuple[slice, ...]) -> tuple[int, ...]:
+    """Where the part of an array that these slices name begins."""
+    return tuple(one.start or 0 for one in index)
+
+
+def kept(leaf: Any) -> Kept:
+    """A leaf that is no array, safe from later changes."""
+    if isinstance(leaf, _IMMUTABLE):
+        return Kept(leaf)
+    if isinstance(leaf, np.ndarray):
+        return Kept(leaf.copy())
+    return Kept(copy.deepcopy(leaf))
+
+
+def keys_of(leaf: Any) -> tuple[Array, Keys] | None:
+    """The numbers below an array of random keys, and what it is; None for any other leaf."""
+    if not isinstance(leaf, Array) or not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return None
+    keys = Keys(leaf.shape, leaf.dtype, leaf.sharding, jax.random.key_impl(leaf))
+    return jax.random.key_data(leaf), keys

@@ -1,0 +1,216 @@
+"""Stores and snapshots."""
+
+import threading
+from typing import Any
+
+import jax
+
+from mainstay.snapshot._engine import COPYING, DROPPED, FAILED, WHOLE, Progress, engine
+from mainstay.snapshot._leaves import ArrayImpl, Kept, Leaf, Parts, kept, keys_of
+
+# So long a wait in the library is at most, so that Ctrl-C is heeded.
+_SLICE_OF_WAITING = 100_000_000
+# Kinds of arrays to remember; a program has few.
+_MOST_KINDS = 65536
+
+
+class Snapshot:
+    """Copies of the arrays of a tree as they were at one moment. Made by `Store.take`; safe from any thread."""
+
+    def __init__(self, handle: int, structure: Any, leaves: list[Leaf | Kept], step: int, label: str) -> None:
+        """For `Store` only."""
+        self._handle = handle
+        self._engine = engine()
+        self._structure = structure
+        self._leaves = leaves
+        self.step: int = step
+        """The caller's number for the moment."""
+        self.label: str = label
+        """The caller's name for it."""
+
+    def __del__(self) -> None:
+        """Gives the handle back."""
+        self._engine.call("Mainstay_Snapshot_Destroy", snapshot=self._handle)
+
+    def __repr__(self) -> str:
+        """Step, label and how far it is."""
+        phase = ("copying", "whole", "failed", "dropped")[self._phase()]
+        return f"<Snapshot step={self.step} label={self.label!r} {phase}, {self.progress.total} bytes>"
+
+    def _info(self) -> Any:
+        return self._engine.call("Mainstay_Snapshot_Info", snapshot=self._handle)
+
+    def _phase(self) -> int:
+        return self._info().phase
+
+    @property
+    def taken_at(self) -> float:
+        """When it was asked for, in seconds since the Unix epoch."""
+        return self._info().taken_at / 1e9
+
+    @property
+    def progress(self) -> Progress:
+        """How much of it is done."""
+        info = self._info()
+        return Progress(info.done, info.total)
+
+    def is_complete(self) -> bool:
+        """Whether it is whole: can be restored from."""
+        return self._phase() == WHOLE
+
+    def is_copying(self) -> bool:
+        """Whether values are still on their way."""
+        return self._phase() == COPYING
+
+    def is_failed(self) -> bool:
+        """Whether it can never become whole; `wait` raises why."""
+        return self._phase() == FAILED
+
+    def is_dropped(self) -> bool:
+        """Whether it was dropped, or newer ones took its place."""
+        return self._phase() == DROPPED
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is whole; False where that takes longer than `timeout` seconds.
+
+        Raises SnapshotError where it can't become whole: `DATA_LOSS: …` for the loss of a slice.
+        """
+        left = None if timeout is None else int(timeout * 1e9)
+        while True:
+            part = _SLICE_OF_WAITING if left is None else min(left, _SLICE_OF_WAITING)
+            phase = self._engine.call("Mainstay_Snapshot_Wait", snapshot=self._handle, timeout=part).phase
+            if phase != COPYING:
+                return True
+            if left is not None:
+                left -= part
+                if left <= 0:
+                    return False
+
+    def verify(self) -> None:
+        """Computes all checksums again; raises SnapshotError where one differs, or where there are none."""
+        self._engine.call("Mainstay_Snapshot_Verify", snapshot=self._handle)
+
+    def drop(self) -> None:
+        """Takes it out of its store and frees its memory. Arrays restored from it stay."""
+        self._engine.call("Mainstay_Snapshot_Drop", snapshot=self._handle)
+
+    @property
+    def structure(self) -> Any:
+        """The tree, with a `jax.ShapeDtypeStruct` in the place of each array and other leaves as they were."""
+        return jax.tree.unflatten(self._structure, [_described(leaf) for leaf in self._leaves])
+
+
+def _described(leaf: Leaf | Kept) -> Any:
+    if isinstance(leaf, Kept):
+        return leaf.value
+    if leaf.keys is not None:
+        return jax.ShapeDtypeStruct(leaf.keys.shape, leaf.keys.dtype, sharding=leaf.keys.sharding)
+    return jax.ShapeDtypeStruct(leaf.aval.shape, leaf.aval.dtype, sharding=leaf.sharding)
+
+
+class Store:
+    """Keeps the newest whole snapshots. Safe from any thread."""
+
+    def __init__(self, size: int = 2, *, checksum: bool = True) -> None:
+        """Makes an empty store.
+
+        Args:
+            size: how many whole snapshots to keep; one that is being taken needs its memory beside them.
+            checksum: whether to compute checksums, which `Snapshot.verify` needs; they cost no time in `take`.
+        """
+        if size < 1:
+            raise ValueError(f"a store of {size} snapshots keeps nothing; size must be at least 1")
+        self._engine = engine()
+        self._handle: int = self._engine.call("Mainstay_SnapshotStore_Create", size=size, checksums=checksum).store
+        self._lock = threading.Lock()
+        self._taken: list[Snapshot] = []
+        self._parts: dict[Any, Parts] = {}
+
+    def __del__(self) -> None:
+        """Drops its snapshots."""
+        if hasattr(self, "_handle"):
+            self._engine.call("Mainstay_SnapshotStore_Destroy", store=self._handle)
+
+    def take(self, tree: Any, *, step: int = 0, label: str = "") -> Snapshot:
+        """Begins a snapshot of a tree and returns at once.
+
+        The values are those at the call, though the arrays are donated or deleted right after. A slice that is lost
+        before the copy is made is no error here: the snapshot fails, which `Snapshot.wait` raises, and the last whole
+        one stays.
+
+        Raises SnapshotError (`RESOURCE_EXHAUSTED: …`) where host memory has no room, RuntimeError for deleted arrays,
+        ValueError for arrays that are not on Mainstay's devices.
+        """
+        leaves, structure = jax.tree.flatten(tree)
+        described: list[Leaf | Kept] = []
+        layouts: list[bytes] = []
+        count = 0
+        engine = self._engine
+        engine.call("Mainstay_Capture_Begin")
+        try:
+            for leaf in leaves:
+                array, keys = leaf, None
+                if type(leaf) is not ArrayImpl:
+                    if (below := keys_of(leaf)) is None:
+                        described.append(kept(leaf))
+                        continue
+                    array, keys = below
+                sharding = array.sharding
+                parts = self._parts_of(array, sharding)
+                if parts.single:
+                    array.unsafe_buffer_pointer()
+                else:
+                    shards = array._arrays
+                    for place in parts.places:
+                        shards[place].unsafe_buffer_pointer()
+                count += len(parts.places)
+                described.append(Leaf(len(layouts), array.aval, sharding, array._committed, keys))
+                layouts.append(parts.layout)
+        finally:
+            captured = engine.call("Mainstay_Capture_End")
+        if captured.num_buffers != count:
+            raise ValueError(
+                "the tree has arrays that are not on Mainstay's devices; put them there, or leave them out"
+            )
+        layout, name = b"".join(layouts), label.encode()
+        handle = engine.call(
+            "Mainstay_Snapshot_Take",
+            store=self._handle,
+            step=step,
+            label=name,
+            label_size=len(name),
+            buffers=captured.buffers,
+            num_buffers=count,
+            layout=layout,
+            layout_size=len(layout) // 8,
+        ).snapshot
+        snapshot = Snapshot(handle, structure, described, step, label)
+        with self._lock:
+            self._taken = [one for one in self._taken if one._phase() in (COPYING, WHOLE)]
+            self._taken.append(snapshot)
+        return snapshot
+
+    def _parts_of(self, array: jax.Array, sharding: Any) -> Parts:
+        kind = (sharding, array.shape)
+        parts = self._parts.get(kind)
+        if parts is None:
+            if len(self._parts) >= _MOST_KINDS:
+                self._parts.clear()
+            parts = self._parts[kind] = Parts(array)
+        return parts
+
+    def list(self) -> tuple[Snapshot, ...]:
+        """The whole snapshots, oldest first."""
+        with self._lock:
+            return tuple(one for one in self._taken if one.is_complete())
+
+    def latest(self) -> Snapshot | None:
+        """The newest whole snapshot, or None."""
+        return next(reversed(self.list()), None)
+
+    def clear(self) -> None:
+        """Drops all of its snapshots, also those that are being taken."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        for one in taken:
+            one.drop()

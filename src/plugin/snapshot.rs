@@ -1,0 +1,304 @@
+//! The snapshot extension (`include/mainstay_snapshot.h`), and the two modes of a thread in which a framework's calls
+//! lead to snapshots.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::buffer::BufferHandle;
+use super::client::ClientHandle;
+use super::entry::{bytes, entries, list, text};
+use super::handle::Handle;
+use crate::abi::{Status, sys};
+use crate::runtime::buffer::{Buffer, Place, Shape};
+use crate::runtime::client::Client;
+use crate::snapshot::{Phase, Request, Snapshot, Source, Store, supply};
+use crate::wire::message::Dims;
+
+struct StoreHandle(Arc<Store>);
+
+impl Handle for StoreHandle {
+    type Raw = sys::Mainstay_SnapshotStore;
+    const WHAT: &'static str = "snapshot store";
+}
+
+struct SnapshotHandle(Arc<Snapshot>);
+
+impl Handle for SnapshotHandle {
+    type Raw = sys::Mainstay_Snapshot;
+    const WHAT: &'static str = "snapshot";
+}
+
+/// A buffer that a thread is to be supplied with.
+struct Order {
+    snapshot: Arc<Snapshot>,
+    array: usize,
+    device: i64,
+    start: Dims,
+}
+
+thread_local! {
+    static CAPTURING: Cell<bool> = const { Cell::new(false) };
+    static CAPTURED: RefCell<Vec<*mut sys::PJRT_Buffer>> = const { RefCell::new(Vec::new()) };
+    static ORDERS: RefCell<Option<VecDeque<Order>>> = const { RefCell::new(None) };
+}
+
+/// Notes a buffer that this thread asks the address of, if it captures buffers; whether it does.
+pub fn capture(buffer: *mut sys::PJRT_Buffer) -> bool {
+    let capturing = CAPTURING.get();
+    if capturing {
+        CAPTURED.with_borrow_mut(|captured| captured.push(buffer));
+    }
+    capturing
+}
+
+/// The buffer for this thread's next order, if it is being supplied; else the shape comes back.
+pub fn supplied(client: &Arc<Client>, place: Place, shape: Shape) -> Result<Result<Arc<Buffer>, Status>, Shape> {
+    let order = ORDERS.with_borrow_mut(|orders| orders.as_mut().map(VecDeque::pop_front));
+    match order {
+        None => Err(shape),
+        Some(None) => Ok(Err(Status::invalid("more buffers are asked for than were ordered of the snapshot"))),
+        Some(Some(order)) => Ok(order.fill(client, place, shape)),
+    }
+}
+
+impl Order {
+    fn fill(&self, client: &Arc<Client>, place: Place, shape: Shape) -> Result<Arc<Buffer>, Status> {
+        let device = i64::from(client.devices[place.device as usize].info.id);
+        if device != self.device {
+            return Err(Status::invalid(format!(
+                "a buffer of the snapshot was ordered for device {}; the framework asks for it on device {device}",
+                self.device
+            )));
+        }
+        supply(client, place, shape, &self.snapshot, self.array, &self.start)
+    }
+}
+
+/// Takes numbers from a caller's list.
+struct Numbers<'a>(&'a [i64]);
+
+impl<'a> Numbers<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [i64], Status> {
+        let (taken, rest) = self
+            .0
+            .split_at_checked(count)
+            .ok_or_else(|| Status::invalid(format!("a list of numbers ends where {count} more are needed")))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn count(&mut self) -> Result<usize, Status> {
+        let number = self.take(1)?[0];
+        usize::try_from(number).map_err(|_| Status::invalid(format!("{number} was given where a count is needed")))
+    }
+}
+
+/// The arrays that a layout describes, made up of the buffers.
+fn sources(mut layout: Numbers<'_>, buffers: &[*mut sys::PJRT_Buffer]) -> Result<Vec<Source>, Status> {
+    let mut buffers = buffers.iter();
+    let mut sources = Vec::new();
+    while !layout.0.is_empty() {
+        let rank = layout.count()?;
+        let dims = layout.take(rank)?.into();
+        let parts = layout.count()?.min(buffers.len() + 1);
+        let part = |_| {
+            let buffer =
+                buffers.next().ok_or_else(|| Status::invalid("the layout has more parts than there are buffers"))?;
+            // SAFETY: a live buffer of ours, as the interface makes callers promise.
+            let buffer = unsafe { BufferHandle::borrow(*buffer)? }.buffer().clone();
+            Ok((layout.take(rank)?.into(), buffer))
+        };
+        let parts = (0..parts).map(part).collect::<Result<_, Status>>()?;
+        sources.push(Source { dims, parts });
+    }
+    if !buffers.as_slice().is_empty() {
+        return Err(Status::invalid(format!("{} buffers are in no array of the layout", buffers.len())));
+    }
+    Ok(sources)
+}
+
+fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<VecDeque<Order>, Status> {
+    let mut orders = VecDeque::new();
+    while !numbers.0.is_empty() {
+        let (array, device, rank) = (numbers.count()?, numbers.take(1)?[0], numbers.count()?);
+        orders.push_back(Order { snapshot: snapshot.clone(), array, device, start: numbers.take(rank)?.into() });
+    }
+    Ok(orders)
+}
+
+fn phase_number(phase: &Phase) -> sys::Mainstay_Snapshot_Phase {
+    match phase {
+        Phase::Copying => sys::Mainstay_Snapshot_Phase_Copying,
+        Phase::Whole => sys::Mainstay_Snapshot_Phase_Whole,
+        Phase::Failed(_) => sys::Mainstay_Snapshot_Phase_Failed,
+        Phase::Dropped => sys::Mainstay_Snapshot_Phase_Dropped,
+    }
+}
+
+entries! {
+    Mainstay_SnapshotStore_Create(args: Mainstay_SnapshotStore_Create_Args) {
+        args.store = StoreHandle(Store::new(args.size, args.checksums)).into_raw();
+        Ok(())
+    }
+
+    Mainstay_SnapshotStore_Destroy(args: Mainstay_SnapshotStore_Destroy_Args) {
+        // SAFETY: the caller gives up a store of ours, or null.
+        drop(unsafe { StoreHandle::take(args.store) });
+        Ok(())
+    }
+
+    Mainstay_SnapshotStore_List(args: Mainstay_SnapshotStore_List_Args) {
+        // SAFETY: a live store of ours.
+        let snapshots = unsafe { StoreHandle::borrow(args.store)? }.0.list();
+        if args.capacity > 0 && args.snapshots.is_null() {
+            return Err(Status::invalid("a null pointer was given for the list of snapshots"));
+        }
+        args.num_snapshots = 0;
+        for snapshot in snapshots.into_iter().rev().take(args.capacity) {
+            // SAFETY: the caller's room for `capacity` handles.
+            unsafe { args.snapshots.add(args.num_snapshots).write(SnapshotHandle(snapshot).into_raw()) };
+            args.num_snapshots += 1;
+        }
+        Ok(())
+    }
+
+    Mainstay_Snapshot_Take(args: Mainstay_Snapshot_Take_Args) {
+        // SAFETY: a live store of ours; the caller's words, buffers and layout.
+        let (store, request) = unsafe {
+            (
+                StoreHandle::borrow(args.store)?,
+                Request {
+                    step: args.step,
+                    label: text(args.label, args.label_size),
+                    metadata: bytes(args.metadata, args.metadata_size).to_vec(),
+                    arrays: sources(Numbers(list(args.layout, args.layout_size)), list(args.buffers, args.num_buffers))?,
+                },
+            )
+        };
+        args.snapshot = SnapshotHandle(store.0.take(request)?).into_raw();
+        Ok(())
+    }
+
+    Mainstay_Snapshot_Destroy(args: Mainstay_Snapshot_Destroy_Args) {
+        // SAFETY: the caller gives up a snapshot of ours, or null.
+        drop(unsafe { SnapshotHandle::take(args.snapshot) });
+        Ok(())
+    }
+
+    Mainstay_Snapshot_Info(args: Mainstay_Snapshot_Info_Args) {
+        // SAFETY: a live snapshot of ours.
+        let snapshot = &unsafe { SnapshotHandle::borrow(args.snapshot)? }.0;
+        let taken_at = snapshot.taken_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let progress = snapshot.progress();
+        (args.id, args.step, args.taken_at) = (snapshot.id, snapshot.step, taken_at.as_nanos() as i64);
+        (args.done, args.total, args.num_arrays) = (progress.done, progress.total, snapshot.arrays.len());
+        (args.label, args.label_size) = (snapshot.label.as_ptr().cast(), snapshot.label.len());
+        (args.metadata, args.metadata_size) = (snapshot.metadata.as_ptr().cast(), snapshot.metadata.len());
+        args.phase = phase_number(&snapshot.phase());
+        Ok(())
+    }
+
+    Mainstay_Snapshot_Array(args: Mainstay_Snapshot_Array_Args) {
+        // SAFETY: a live snapshot of ours.
+        let array = unsafe { SnapshotHandle::borrow(args.snapshot)? }.0.array(args.array)?;
+        (args.dims, args.num_dims) = (array.dims.as_ptr(), array.dims.len());
+        (args.num_parts, args.type_) = (array.shards.len(), array.element_type);
+        Ok(())
+    }
+
+    Mainstay_Snapshot_Wait(args: Mainstay_Snapshot_Wait_Args) {
+        // SAFETY: a live snapshot of ours.
+        let phase = unsafe { SnapshotHandle::borrow(args.snapshot)? }.0.wait(Duration::from_nanos(args.timeout));
+        args.phase = phase_number(&phase);
+        match phase {
+            Phase::Failed(cause) => Err(cause),
+            _ => Ok(()),
+        }
+    }
+
+    Mainstay_Snapshot_Verify(args: Mainstay_Snapshot_Verify_Args) {
+        // SAFETY: a live snapshot of ours.
+        unsafe { SnapshotHandle::borrow(args.snapshot)? }.0.verify()
+    }
+
+    Mainstay_Snapshot_Drop(args: Mainstay_Snapshot_Drop_Args) {
+        // SAFETY: a live snapshot of ours.
+        unsafe { SnapshotHandle::borrow(args.snapshot)? }.0.discard();
+        Ok(())
+    }
+
+    Mainstay_Snapshot_Restore(args: Mainstay_Snapshot_Restore_Args) {
+        // SAFETY: live handles of ours; the caller's numbers.
+        unsafe {
+            let (handle, client) = (SnapshotHandle::borrow(args.snapshot)?, ClientHandle::borrow(args.client)?);
+            let place = client.place(args.device, args.memory)?;
+            let (start, dims) = (list(args.start, args.num_dims), list(args.dims, args.num_dims));
+            let shape = Shape::new(handle.0.array(args.array)?.element_type, dims);
+            let buffer = supply(client.client(), place, shape, &handle.0, args.array, start)?;
+            args.buffer = BufferHandle::new(buffer, &client.places).into_raw();
+        }
+        Ok(())
+    }
+
+    Mainstay_Capture_Begin(_args: Mainstay_Capture_Begin_Args) {
+        CAPTURED.with_borrow_mut(Vec::clear);
+        CAPTURING.set(true);
+        Ok(())
+    }
+
+    Mainstay_Capture_End(args: Mainstay_Capture_End_Args) {
+        CAPTURING.set(false);
+        (args.buffers, args.num_buffers) = CAPTURED.with_borrow(|captured| (captured.as_ptr(), captured.len()));
+        Ok(())
+    }
+
+    Mainstay_Supply_Begin(args: Mainstay_Supply_Begin_Args) {
+        // SAFETY: a live snapshot of ours; the caller's numbers.
+        let ordered = unsafe {
+            orders(&SnapshotHandle::borrow(args.snapshot)?.0, Numbers(list(args.orders, args.orders_size)))?
+        };
+        ORDERS.set(Some(ordered));
+        Ok(())
+    }
+
+    Mainstay_Supply_End(args: Mainstay_Supply_End_Args) {
+        args.num_left = ORDERS.take().map_or(0, |orders| orders.len());
+        Ok(())
+    }
+}
+
+/// The extension's place in the chain: the last.
+pub const fn extension() -> sys::Mainstay_Snapshot_Extension {
+    sys::Mainstay_Snapshot_Extension {
+        base: sys::PJRT_Extension_Base {
+            struct_size: size_of::<sys::Mainstay_Snapshot_Extension>(),
+            type_: sys::MAINSTAY_EXTENSION_TYPE_SNAPSHOT,
+            next: std::ptr::null_mut(),
+        },
+        name: sys::MAINSTAY_SNAPSHOT_EXTENSION_NAME.as_ptr().cast(),
+        version: sys::MAINSTAY_SNAPSHOT_EXTENSION_VERSION as usize,
+        Mainstay_SnapshotStore_Create: Some(Mainstay_SnapshotStore_Create),
+        Mainstay_SnapshotStore_Destroy: Some(Mainstay_SnapshotStore_Destroy),
+        Mainstay_SnapshotStore_List: Some(Mainstay_SnapshotStore_List),
+        Mainstay_Snapshot_Take: Some(Mainstay_Snapshot_Take),
+        Mainstay_Snapshot_Destroy: Some(Mainstay_Snapshot_Destroy),
+        Mainstay_Snapshot_Info: Some(Mainstay_Snapshot_Info),
+        Mainstay_Snapshot_Array: Some(Mainstay_Snapshot_Array),
+        Mainstay_Snapshot_Wait: Some(Mainstay_Snapshot_Wait),
+        Mainstay_Snapshot_Verify: Some(Mainstay_Snapshot_Verify),
+        Mainstay_Snapshot_Drop: Some(Mainstay_Snapshot_Drop),
+        Mainstay_Snapshot_Restore: Some(Mainstay_Snapshot_Restore),
+        Mainstay_Capture_Begin: Some(Mainstay_Capture_Begin),
+        Mainstay_Capture_End: Some(Mainstay_Capture_End),
+        Mainstay_Supply_Begin: Some(Mainstay_Supply_Begin),
+        Mainstay_Supply_End: Some(Mainstay_Supply_End),
+    }
+}
+
+/// The snapshot extension, for callers that do not walk the chain. It lives as long as the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn MainstaySnapshotExtension() -> *const sys::Mainstay_Snapshot_Extension {
+    super::extensions::snapshot()
+}

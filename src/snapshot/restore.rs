@@ -1,0 +1,153 @@
+//! Making buffers from a snapshot: from the stored value itself where it is what is wanted, else put together from the
+//! parts of stored ones that lie in it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::helpers;
+use super::region::{Region, copy};
+use super::snapshot::Snapshot;
+use crate::abi::{Code, Status};
+use crate::runtime::buffer::{Buffer, Place, Shape};
+use crate::runtime::client::Client;
+use crate::runtime::transfer::{Lending, Promise};
+use crate::wire::arena::Block;
+
+/// A job puts together about so many bytes.
+const SLAB: u64 = 4 << 20;
+
+/// A new buffer at `place` with the part of an array that begins at `start` and has the shape's dimensions. Returns at
+/// once; the value comes when it is put together. The snapshot may be dropped meanwhile.
+///
+/// # Errors
+/// A snapshot that is not whole, a part or type that the array does not have, an arena without room.
+pub fn supply(
+    client: &Arc<Client>,
+    place: Place,
+    shape: Shape,
+    snapshot: &Snapshot,
+    array: usize,
+    start: &[i64],
+) -> Result<Arc<Buffer>, Status> {
+    let info = snapshot.array(array)?;
+    if info.element_type != shape.element_type {
+        return Err(Status::invalid(format!(
+            "array {array} of {} has element type {}; a buffer of type {} was asked for",
+            snapshot.name(),
+            info.element_type,
+            shape.element_type
+        )));
+    }
+    let wanted = Region::within(&info.dims, start, &shape.dims)?;
+    let values = snapshot.values(info.shards.clone())?;
+    let stored = || snapshot.shards[info.shards.clone()].iter().map(|shard| &shard.region).zip(&values);
+    if let Some((_, value)) = stored().find(|(region, _)| **region == wanted) {
+        return Ok(client.from_value(place, shape, value.block.clone()));
+    }
+    let element = info.element_bytes()?;
+    let mut missing = wanted.count();
+    let mut pieces = Vec::new();
+    for (region, value) in stored() {
+        if let Some(part) = region.overlap(&wanted) {
+            missing = missing.saturating_sub(part.count());
+            pieces.push(Piece { part, region: region.clone(), block: value.block.clone() });
+        }
+    }
+    if missing > 0 {
+        return Err(Status::failed_precondition(format!(
+            "{} lacks {missing} elements of array {array} that are wanted",
+            snapshot.name()
+        )));
+    }
+    let block = client.allocate(shape.host_bytes()?)?;
+    let (buffer, promise) = client.declare(place, shape);
+    Assembly::begin(client, wanted, element, pieces, block, promise);
+    Ok(buffer)
+}
+
+/// What a stored shard has of a region that is wanted.
+struct Piece {
+    part: Region,
+    region: Region,
+    block: Arc<Block>,
+}
+
+/// A region that is put together by several jobs, each writing stretches of its own. Whoever drops it last, having
+/// finished or not, gives the buffer its value or an error.
+struct Assembly {
+    client: Arc<Client>,
+    wanted: Region,
+    element: usize,
+    pieces: Vec<Piece>,
+    /// Taken at the end.
+    block: Option<Block>,
+    /// The first byte of the block.
+    start: *mut u8,
+    slabs: Vec<Region>,
+    next: AtomicUsize,
+    filled: AtomicUsize,
+    promise: Promise,
+}
+
+// SAFETY: `start` points into the block, which lives as long as this; each stretch of it is written by one job.
+unsafe impl Send for Assembly {}
+// SAFETY: as above.
+unsafe impl Sync for Assembly {}
+
+impl Assembly {
+    fn begin(client: &Arc<Client>, wanted: Region, element: usize, pieces: Vec<Piece>, block: Block, promise: Promise) {
+        let slabs = wanted.slabs(SLAB / element.max(1) as u64);
+        let jobs = slabs.len().min(helpers::count());
+        let assembly = Arc::new(Self {
+            client: client.clone(),
+            wanted,
+            element,
+            pieces,
+            start: block.as_ptr(),
+            block: Some(block),
+            slabs,
+            next: AtomicUsize::new(0),
+            filled: AtomicUsize::new(0),
+            promise,
+        });
+        for _ in 0..jobs {
+            let assembly = assembly.clone();
+            helpers::run(move || assembly.work());
+        }
+    }
+
+    /// Copies slabs until there are none left.
+    fn work(&self) {
+        while let Some(slab) = self.slabs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            self.fill(slab);
+            self.filled.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn fill(&self, slab: &Region) {
+        let offset = self.wanted.position(&slab.start) * self.element;
+        let len = slab.count() as usize * self.element;
+        // SAFETY: fresh from the arena, so that no worker knows of it; the slab is dense in the wanted region, for which
+        // the block has room, and no other job has it.
+        let to = unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) };
+        for piece in &self.pieces {
+            if let Some(part) = piece.part.overlap(slab) {
+                // SAFETY: the block is a value, which nobody writes to.
+                copy(&part, &piece.region, unsafe { piece.block.as_slice() }, slab, to, self.element);
+            }
+        }
+    }
+}
+
+impl Drop for Assembly {
+    fn drop(&mut self) {
+        match self.block.take() {
+            Some(block) if *self.filled.get_mut() == self.slabs.len() => {
+                self.client.fulfil(&self.promise, Arc::new(block), Lending::Mutable);
+            }
+            _ => self
+                .client
+                .fail(&self.promise, Status::new(Code::Unknown, "a bug in Mainstay: a copy was not finished")),
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! One snapshot: what it holds, how far it is, and its values once it is whole.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::helpers;
+use super::region::Region;
+use super::store::Store;
+use crate::abi::{Status, element};
+use crate::wire::arena::Block;
+use crate::wire::message::Dims;
+
+/// An array of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArrayInfo {
+    /// `PJRT_Buffer_Type`.
+    pub element_type: u32,
+    /// Dimensions of the whole array.
+    pub dims: Dims,
+    /// Its shards are these of the snapshot's.
+    pub shards: std::ops::Range<usize>,
+}
+
+/// A stored part of an array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Index of the array.
+    pub array: usize,
+    /// Which part of it.
+    pub region: Region,
+    /// Bytes, dense.
+    pub bytes: u64,
+}
+
+/// The value of a shard.
+#[derive(Clone)]
+pub struct Value {
+    /// The dense elements, major-to-minor. Nobody writes to them.
+    pub block: Arc<Block>,
+    /// The XXH3 (64 bit) of them, where the store computes checksums.
+    pub checksum: Option<u64>,
+}
+
+/// How far a snapshot is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Values are still on their way.
+    Copying,
+    /// All values are there: the snapshot can be restored from.
+    Whole,
+    /// It can't become whole; why.
+    Failed(Status),
+    /// It was dropped, or newer ones took its place; its memory is free.
+    Dropped,
+}
+
+/// How much of a snapshot is done, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Copied, and checked where that is wanted.
+    pub done: u64,
+    /// All of it.
+    pub total: u64,
+}
+
+/// Copies of buffers as they were at one moment. Shared by its store and by whoever asked for it.
+pub struct Snapshot {
+    /// Rises with every snapshot of the process.
+    pub id: u64,
+    /// The caller's number for the moment.
+    pub step: i64,
+    /// The caller's name for it; may be empty.
+    pub label: String,
+    /// What the caller wants to find with it.
+    pub metadata: Vec<u8>,
+    /// When it was asked for.
+    pub taken_at: SystemTime,
+    /// The arrays.
+    pub arrays: Vec<ArrayInfo>,
+    /// The parts of them that are stored, array by array.
+    pub shards: Vec<Shard>,
+    total: u64,
+    done: AtomicU64,
+    missing: AtomicUsize,
+    state: Mutex<State>,
+    changed: Condvar,
+    store: Weak<Store>,
+}
+
+struct State {
+    phase: Phase,
+    /// In the order of the shards; emptied when the snapshot fails or is dropped.
+    values: Vec<Option<Value>>,
+}
+
+/// Numbers for snapshots.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// What a snapshot is, before it has values.
+pub struct Description {
+    pub step: i64,
+    pub label: String,
+    pub metadata: Vec<u8>,
+    pub arrays: Vec<ArrayInfo>,
+    pub shards: Vec<Shard>,
+}
+
+impl Snapshot {
+    /// A snapshot of a store whose values are to come.
+    pub(super) fn new(store: &Arc<Store>, what: Description) -> Arc<Self> {
+        let Description { step, label, metadata, arrays, shards } = what;
+        let values = shards.iter().map(|_| None).collect();
+        Arc::new(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            step,
+            label,
+            metadata,
+            taken_at: SystemTime::now(),
+            arrays,
+            total: shards.iter().map(|shard| shard.bytes).sum(),
+            done: AtomicU64::new(0),
+            missing: AtomicUsize::new(shards.len()),
+            shards,
+            state: Mutex::new(State { phase: Phase::Copying, values }),
+            changed: Condvar::new(),
+            store: Arc::downgrade(store),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing here panics while it holds the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far it is.
+    pub fn phase(&self) -> Phase {
+        self.lock().phase.clone()
+    }
+
+    /// How much is done. Values that are in the arena already count at once.
+    pub fn progress(&self) -> Progress {
+        Progress { done: self.done.load(Ordering::Relaxed), total: self.total }
+    }
+
+    /// Waits until it is whole or can't become it, for `patience` at most. The phase then.
+    pub fn wait(&self, patience: Duration) -> Phase {
+        let until = Instant::now().checked_add(patience);
+        let mut state = self.lock();
+        while state.phase == Phase::Copying {
+            let left = until.map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                break;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.phase.clone()
+    }
+
+    /// The values of some shards.
+    ///
+    /// # Errors
+    /// Why there are none: still copying, failed, dropped.
+    pub fn values(&self, shards: std::ops::Range<usize>) -> Result<Vec<Value>, Status> {
+        let state = self.lock();
+        match &state.phase {
+            Phase::Whole => Ok(state.values[shards].iter().flatten().cloned().collect()),
+            Phase::Failed(cause) => Err(cause.clone()),
+            Phase::Copying => {
+                Err(Status::failed_precondition(format!("{} is not whole yet; wait for it", self.name())))
+            }
+            Phase::Dropped => Err(Status::failed_precondition(format!(
+                "{} is gone: it was dropped, or newer ones took its place; keep more of them in the store",
+                self.name()
+            ))),
+        }
+    }
+
+    /// How people know it.
+    pub fn name(&self) -> String {
+        let label = if self.label.is_empty() { String::new() } else { format!(" ({})", self.label) };
+        format!("the snapshot of step {}{label}", self.step)
+    }
+
+    /// Computes the checksums of the values again, side by side.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION where one is not what it was, where there are none, or where there are no values.
+    pub fn verify(&self) -> Result<(), Status> {
+        let values = self.values(0..self.shards.len())?;
+        let next = AtomicUsize::new(0);
+        let check = || {
+            while let Some(value) = values.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Some(expected) = value.checksum else {
+                    return Err(Status::failed_precondition(format!("{} was taken without checksums", self.name())));
+                };
+                if checksum(&value.block) != expected {
+                    return Err(Status::failed_precondition(format!("{} is damaged: a checksum differs", self.name())));
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..helpers::count()).map(|_| scope.spawn(check)).collect();
+            let mine = check();
+            let joined = others.into_iter().map(|other| other.join().unwrap_or(Ok(())));
+            joined.fold(mine, Result::and)
+        })
+    }
+
+    /// Takes in a value, or why there is none. Does not block: checksums are computed elsewhere.
+    pub(super) fn arrived(self: &Arc<Self>, shard: usize, value: Result<Arc<Block>, Status>) {
+        let block = match value {
+            Ok(block) => block,
+            Err(cause) => return self.fail(cause),
+        };
+        if block.is_empty() || !self.store.upgrade().is_some_and(|store| store.computes_checksums()) {
+            let checksum = block.is_empty().then(|| xxh3_64(&[]));
+            return self.settle(shard, Value { block, checksum });
+        }
+        let snapshot = self.clone();
+        helpers::run(move || {
+            if snapshot.phase() == Phase::Copying {
+                let checksum = Some(checksum(&block));
+                snapshot.settle(shard, Value { block, checksum });
+            }
+        });
+    }
+
+    fn settle(self: &Arc<Self>, shard: usize, value: Value) {
+        {
+            let mut state = self.lock();
+            if state.phase != Phase::Copying {
+                return;
+            }
+            state.values[shard] = Some(value);
+        }
+        self.done.fetch_add(self.shards[shard].bytes, Ordering::Relaxed);
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.complete();
+        }
+    }
+
+    /// All values are there: the store takes it among its snapshots, and then it is whole.
+    pub(super) fn complete(self: &Arc<Self>) {
+        match self.store.upgrade() {
+            Some(store) => store.commit(self),
+            None => self.release(),
+        }
+    }
+
+    /// Makes it whole, unless it was given up meanwhile; whether it is.
+    pub(super) fn make_whole(&self) -> bool {
+        let mut state = self.lock();
+        if state.phase == Phase::Copying {
+            state.phase = Phase::Whole;
+            self.changed.notify_all();
+        }
+        state.phase == Phase::Whole
+    }
+
+    /// Gives it up: the first cause counts.
+    pub(super) fn fail(&self, cause: Status) {
+        self.end(Phase::Failed(cause));
+    }
+
+    /// Frees its values. What is being restored from it keeps what it needs.
+    pub(super) fn release(&self) {
+        self.end(Phase::Dropped);
+    }
+
+    /// Takes it out of its store, whole or not, and frees its memory.
+    pub fn discard(self: &Arc<Self>) {
+        match self.store.upgrade() {
+            Some(store) => store.drop_snapshot(self),
+            None => self.release(),
+        }
+    }
+
+    fn end(&self, phase: Phase) {
+        let values = {
+            let mut state = self.lock();
+            if matches!(state.phase, Phase::Failed(_) | Phase::Dropped) {
+                return;
+            }
+            state.phase = phase;
+            self.changed.notify_all();
+            std::mem::take(&mut state.values)
+        };
+        drop(values);
+    }
+
+    /// An array of it.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where it has no array of that number.
+    pub fn array(&self, index: usize) -> Result<&ArrayInfo, Status> {
+        self.arrays.get(index).ok_or_else(|| {
+            Status::invalid(format!("{} has no array {index}; it has {} arrays", self.name(), self.arrays.len()))
+        })
+    }
+}
+
+/// The checksum of a value.
+fn checksum(block: &Block) -> u64 {
+    // SAFETY: the block is a value, which nobody writes to.
+    xxh3_64(unsafe { block.as_slice() })
+}
+
+impl ArrayInfo {
+    /// Bytes of an element in host memory.
+    pub fn element_bytes(&self) -> Result<usize, Status> {
+        element::host_bytes(self.element_type)
+    }
+}

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::buffer::{Buffer, Holder, Place};
 use super::event::Event;
 use super::program::{Placement, Program};
-use super::session::Session;
+use super::session::{Inputs, Session};
 use super::spanning::Joint;
 use super::transfer::Promise;
 use crate::abi::Status;
@@ -38,6 +38,18 @@ struct Part {
     session: Arc<Session>,
     /// Positions among the launch's devices.
     positions: SmallVec<[usize; 8]>,
+}
+
+/// What the arguments of a part still wait for, each once.
+fn inputs(part: &Part, arguments: &[Vec<&Arc<Buffer>>]) -> Inputs {
+    let mut inputs = Inputs::new();
+    for argument in part.positions.iter().flat_map(|&position| &arguments[position]) {
+        // Values that one launch gave to a device share their event, and stand together as a rule.
+        if !inputs.last().is_some_and(|last| Arc::ptr_eq(last, &argument.ready)) && !argument.ready.is_done() {
+            inputs.push(argument.ready.clone());
+        }
+    }
+    inputs
 }
 
 /// A device's results as the worker is told of them.
@@ -224,7 +236,7 @@ impl Program {
                 None => outputs[position].results.done.clone(),
             };
             let events: SmallVec<[_; 4]> = part.positions.iter().map(event).collect();
-            session.expect_launch(launch, &events);
+            session.expect_launch(launch, &events, inputs(part, arguments));
             if let (Some(joint), Ok(engine)) = (&joint, self.client.engine()) {
                 engine.begin(session, launch, self.id, joint.participants());
             }

@@ -51,6 +51,9 @@ impl Process {
         let mut command = Command::new(&config.worker);
         command.arg("worker").args(["--label", label]);
         command.env("MAINSTAY_LOG", &config.log);
+        if let Some(threads) = plugin_threads(config) {
+            command.env(PLUGIN_THREADS, threads.to_string());
+        }
         passed.inherit(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| cannot_execute(&config.worker, &error))?;
@@ -116,6 +119,18 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Where XLA's CPU plugin reads how many threads its clients have.
+const PLUGIN_THREADS: &str = "PJRT_NPROC";
+
+/// As many threads as one client of all slices' devices would have: results are the same bits as that client's, since the
+/// number of threads shows in them; and a program that waits for other slices does not use up all threads of its own.
+/// Absent where the user says, or where the number of devices is not known.
+fn plugin_threads(config: &Config) -> Option<usize> {
+    let devices = config.slices.checked_mul(config.devices_per_slice?)? as usize;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    std::env::var_os(PLUGIN_THREADS).is_none().then(|| devices.max(processors))
 }
 
 fn cannot_execute(worker: &Path, error: &std::io::Error) -> Status {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use smallvec::SmallVec;
 
 use super::event::{Event, Outcome};
+use super::gate::Gate;
 use crate::abi::Status;
 use crate::wire::arena::Block;
 use crate::wire::connection::ClientEnd;
@@ -32,6 +33,7 @@ pub struct Session {
     description: OnceLock<ClientDescription>,
     /// Gone once the session is closed, so that poisoned buffers do not keep rings mapped.
     sender: RwLock<Option<Arc<ClientEnd>>>,
+    gate: Gate,
     pending: Mutex<Pending>,
     lost: OnceLock<Status>,
     /// Blocks that a lost worker may still write to; `None` once it is reaped.
@@ -50,8 +52,16 @@ struct Pending {
     closed: bool,
 }
 
-/// The completion of each device of a launch.
-type Launch = SmallVec<[Option<Arc<Event>>; 4]>;
+/// A launch that the worker has not reported.
+struct Launch {
+    /// The completion of each device.
+    devices: SmallVec<[Option<Arc<Event>>; 4]>,
+    /// The inputs that were not ready when it was sent: where one fails, that is why the launch does.
+    inputs: Inputs,
+}
+
+/// What a launch waits for.
+pub type Inputs = SmallVec<[Arc<Event>; 4]>;
 
 impl Session {
     /// A session with a worker that has just been started.
@@ -62,6 +72,7 @@ impl Session {
             pid,
             description: OnceLock::new(),
             sender: RwLock::new(Some(sender)),
+            gate: Gate::default(),
             pending: Mutex::new(Pending::default()),
             lost: OnceLock::new(),
             graveyard: Mutex::new(Some(Vec::new())),
@@ -92,6 +103,10 @@ impl Session {
 
     /// Sends a command; what is sent to a lost worker is dropped, for its effects are lost in any case.
     pub fn send(&self, command: &Command) {
+        self.gate.pass(command, |command| self.send_now(command));
+    }
+
+    fn send_now(&self, command: &Command) {
         let sender = self.sender.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = &*sender {
             // A closed connection is noticed by the listener, which closes the session.
@@ -134,9 +149,10 @@ impl Session {
     }
 
     /// Each device's event is set when the worker reports its part of the launch over, or when it is lost.
-    pub fn expect_launch(&self, launch: LaunchId, devices: &[Arc<Event>]) {
-        let events = devices.iter().cloned().map(Some).collect();
-        if let Err(loss) = self.register(|pending| drop(pending.launches.insert(launch, events))) {
+    /// A launch that fails since one of `inputs` has failed gets that first cause.
+    pub fn expect_launch(&self, launch: LaunchId, devices: &[Arc<Event>], inputs: Inputs) {
+        let expected = Launch { devices: devices.iter().cloned().map(Some).collect(), inputs };
+        if let Err(loss) = self.register(|pending| drop(pending.launches.insert(launch, expected))) {
             for device in devices {
                 device.set(Err(loss.clone()));
             }
@@ -207,8 +223,11 @@ impl Session {
                 settle(event, result);
             }
             Report::Executed { launch, device, result } => {
-                let event = self.pending().device_done(launch, device);
+                let (event, result, is_over) = self.pending().device_done(launch, device, result);
                 settle(event, result);
+                if is_over {
+                    self.gate.launch_is_over(|command| self.send_now(command));
+                }
             }
             Report::Returned { loan } => drop(self.take_loan(loan)),
             Report::Loaded { executable, result } => {
@@ -243,8 +262,9 @@ impl Session {
         };
         taken.loans.into_values().for_each(|block| self.keep_until_reaped(block));
         *self.sender.write().unwrap_or_else(PoisonError::into_inner) = None;
+        self.gate.close();
         let loss = self.loss();
-        let launches = taken.launches.into_values().flatten().flatten();
+        let launches = taken.launches.into_values().flat_map(|launch| launch.devices).flatten();
         for event in taken.ready.into_values().chain(launches).chain(taken.loaded.into_values()) {
             event.set(Err(loss.clone()));
         }
@@ -272,14 +292,17 @@ impl Session {
 }
 
 impl Pending {
-    /// Takes the event of one device of a launch, and forgets the launch with its last device.
-    fn device_done(&mut self, launch: LaunchId, device: u32) -> Option<Arc<Event>> {
-        let devices = self.launches.get_mut(&launch)?;
-        let event = devices.get_mut(device as usize)?.take();
-        if devices.iter().all(Option::is_none) {
+    /// Takes the event of one device of a launch, with its result. The launch is over, and forgotten, with its last device.
+    fn device_done(&mut self, launch: LaunchId, device: u32, result: Outcome) -> (Option<Arc<Event>>, Outcome, bool) {
+        let Some(known) = self.launches.get_mut(&launch) else { return (None, result, false) };
+        let event = known.devices.get_mut(device as usize).and_then(Option::take);
+        let first_cause = |error| known.inputs.iter().find_map(|input| input.error()).unwrap_or(error);
+        let result = result.map_err(first_cause);
+        let is_over = known.devices.iter().all(Option::is_none);
+        if is_over {
             self.launches.remove(&launch);
         }
-        event
+        (event, result, is_over)
     }
 }
 

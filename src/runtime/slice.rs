@@ -198,6 +198,12 @@ impl Keeper {
                 session.take_in(report);
             }
         });
+        // Before it is told: whoever sees the slice healthy must find its new worker.
+        if events.iter().any(|event| matches!(event, Event::Started))
+            && let Err(status) = self.publish(&session)
+        {
+            events.push(Event::Corrupt(status.message.to_string()));
+        }
         if heard {
             events.push(Event::Progress { outstanding: session.is_owed() });
         } else if bounded && session.is_owed() {
@@ -242,7 +248,7 @@ impl Keeper {
         while let Some(action) = self.to_do.pop_front() {
             match action {
                 Action::Start(incarnation) => self.start(incarnation),
-                Action::Up(_) => self.publish(),
+                Action::Up(_) => self.up(),
                 Action::Shutdown(_) => self.send(&Command::Shutdown),
                 Action::Kill(_) => self.kill(),
                 Action::Lose(loss) => self.lose(&loss),
@@ -279,12 +285,8 @@ impl Keeper {
     }
 
     /// Lets the client use the worker, with the programs that are in use already on their way to it.
-    fn publish(&mut self) {
-        let Some(worker) = &self.worker else { return };
-        let session = worker.session().clone();
-        if let Err(status) = self.check_devices(&session) {
-            return self.tell([Event::Corrupt(status.message.to_string())]);
-        }
+    fn publish(&self, session: &Arc<Session>) -> Result<(), Status> {
+        self.check_devices(session)?;
         if self.slice.shared.exchange.is_some() {
             session.send(&Command::Join { slice: session.slice, incarnation: session.incarnation as u32 });
         }
@@ -293,11 +295,18 @@ impl Keeper {
         }
         for program in self.slice.shared.programs() {
             if program.slices().contains(&self.slice.index) {
-                program.ensure_loaded(&session);
+                program.ensure_loaded(session);
             }
         }
         *self.slice.current.write().unwrap_or_else(PoisonError::into_inner) = Some(session.clone());
-        self.slice.known().first.get_or_insert(Ok(session));
+        Ok(())
+    }
+
+    /// The slice works, its worker is published: so it has started.
+    fn up(&self) {
+        if let Some(session) = self.slice.current_if_any() {
+            self.slice.known().first.get_or_insert(Ok(session));
+        }
     }
 
     /// A replacement must have the devices that the first worker had: handles are stable.

@@ -177,6 +177,8 @@ impl Joint {
         if std::mem::replace(&mut self.state().failed, true) {
             return;
         }
+        // What a survivor says of a launch that a lost slice took part in follows from the loss.
+        let cause = self.participants.iter().find_map(|session| session.lost()).unwrap_or(cause);
         self.tell(&Command::FailLaunch { launch: self.launch, status: cause.clone() });
         self.settle(&Err(cause.clone()));
     }

@@ -49,26 +49,34 @@ module @own attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i
 }
 "#;
 
-fn own_options() -> Vec<u8> {
+/// The program for another number of devices, a power of two from 4 on.
+fn own_for(devices: usize) -> String {
+    let half = devices / 2;
+    OWN.replace("num_partitions = 8", &format!("num_partitions = {devices}"))
+        .replace("[8,1]<=[8]", &format!("[{devices},1]<=[{devices}]"))
+        .replace("[1,2,4]<=[4,2]", &format!("[1,2,{half}]<=[{half},2]"))
+}
+
+fn own_options(devices: i64) -> Vec<u8> {
     use mainstay::program::proto::compile_options::CompileOptionsProto;
     use mainstay::program::proto::shape::DeviceAssignmentProto;
     use mainstay::program::proto::shape::device_assignment_proto::ComputationDevice;
     let mut options = CompileOptionsProto::new();
     let build = options.executable_build_options.mut_or_insert_default();
-    (build.device_ordinal, build.num_replicas, build.num_partitions) = (-1, 1, 8);
+    (build.device_ordinal, build.num_replicas, build.num_partitions) = (-1, 1, devices);
     build.use_spmd_partitioning = true;
     let one = |id| ComputationDevice { replica_device_ids: vec![id], ..Default::default() };
     build.device_assignment = MessageField::some(DeviceAssignmentProto {
         replica_count: 1,
-        computation_count: 8,
-        computation_devices: (0..8).map(one).collect(),
+        computation_count: devices as i32,
+        computation_devices: (0..devices).map(one).collect(),
         ..Default::default()
     });
     options.write_to_bytes().unwrap()
 }
 
 fn sources() -> Vec<Source> {
-    let mut sources = vec![Source { name: "own".into(), code: OWN.into(), options: own_options() }];
+    let mut sources = vec![Source { name: "own".into(), code: OWN.into(), options: own_options(8) }];
     if let Some(folder) = std::env::var_os("MAINSTAY_SPANNING_PROGRAMS").map(PathBuf::from) {
         let mut names: Vec<PathBuf> = std::fs::read_dir(folder)
             .unwrap()
@@ -135,18 +143,45 @@ fn load(worker: &mut Worker, executable: u64, serialized: Arc<[u8]>, donated: &[
 
 /// Uploads a worker's arguments and launches; the first output.
 fn launch(worker: &mut Worker, loaded: &Loaded, launch: u64, info: &ExecutableInfo, round: u64) -> BufferId {
+    let arguments = upload(worker, loaded, info, round);
+    let first_output = execute(worker, loaded, launch, info, &arguments);
+    worker.send(Command::Destroy { buffers: arguments });
+    first_output
+}
+
+/// Destroys the outputs of so many devices of a program with one.
+fn free(worker: &Worker, first_output: BufferId, count: u64) {
+    worker.send(Command::Destroy { buffers: (first_output..first_output + count).collect() });
+}
+
+/// Uploads the arguments of all devices of a worker.
+fn upload(worker: &mut Worker, loaded: &Loaded, info: &ExecutableInfo, round: u64) -> Ids {
     let mut arguments = Ids::new();
     for &(device, logical) in &loaded.devices {
         let memory = worker.memory(device as usize, "device");
         for (number, (element_type, dims)) in info.parameters.iter().enumerate() {
             let buffer = worker.id();
             let seed = 1 + round * 1000 + u64::from(logical) * 50 + number as u64;
-            let data = Payload::Inline(content(*element_type, dims, seed));
+            let content = content(*element_type, dims, seed);
             let spec = BufferSpec { element_type: *element_type, dims: dims.clone(), memory, layout: None };
-            worker.send(Command::Upload { buffer, spec, data });
+            if content.len() < 100_000 {
+                worker.send(Command::Upload { buffer, spec, data: Payload::Inline(content) });
+            } else {
+                let mut block = worker.arena.allocate(content.len() as u64).unwrap();
+                // SAFETY: the block is new: no worker knows of it.
+                unsafe { block.as_mut_slice() }.copy_from_slice(&content);
+                let (extent, loan) = (block.extent(), worker.id());
+                let data = Payload::Arena { extent, loan, mutable: false };
+                worker.send(Command::Upload { buffer, spec, data });
+                worker.returned(loan);
+            }
             arguments.push(buffer);
         }
     }
+    arguments
+}
+
+fn execute(worker: &mut Worker, loaded: &Loaded, launch: u64, info: &ExecutableInfo, arguments: &Ids) -> BufferId {
     let first_output = worker.ids(loaded.devices.len() as u64 * u64::from(info.num_outputs));
     worker.send(Command::Execute(Execute {
         launch,
@@ -159,7 +194,6 @@ fn launch(worker: &mut Worker, loaded: &Loaded, launch: u64, info: &ExecutableIn
         num_outputs: info.num_outputs,
         non_donatable: Default::default(),
     }));
-    worker.send(Command::Destroy { buffers: arguments });
     first_output
 }
 
@@ -324,6 +358,7 @@ struct Reference {
 #[derive(Clone)]
 struct Known {
     info: ExecutableInfo,
+    executable: u64,
     outputs: HashMap<u32, Vec<Vec<u8>>>,
     compile: Duration,
 }
@@ -356,7 +391,7 @@ impl Reference {
         let first = launch(&mut self.worker, &loaded, number, &compiled.info, ROUND);
         let mut outputs = HashMap::new();
         outcomes(&mut self.worker, &loaded, number, &compiled.info, first, &mut outputs)?;
-        Ok(Known { info: compiled.info, outputs, compile })
+        Ok(Known { info: compiled.info, executable, outputs, compile })
     }
 }
 
@@ -450,6 +485,112 @@ fn difference(known: &Known, info: &ExecutableInfo, outputs: &HashMap<u32, Vec<V
         }
     }
     None
+}
+
+/// A worker killed while a collective waits for it: the others' devices fail at once with the loss, go on with programs
+/// of their own, and with smaller spanning ones.
+#[test]
+fn a_killed_worker_fails_its_launches_and_nothing_else() {
+    let source = Source { name: "own".into(), code: OWN.into(), options: own_options(8) };
+    let mut compiler = Worker::start_compiler(&default_plugin());
+    let mut world = World::start(placement(&source, &[0, 0, 0, 0, 1, 1, 2, 2], false));
+    let compiled = world.compile(&mut compiler, &source).unwrap();
+    let programs = world.load(&compiled).unwrap();
+    world.run(&programs, &compiled.info, ROUND).unwrap();
+
+    // Slice 1 is not told to execute: the others wait for it.
+    let (first, rest) = programs.split_at(1);
+    let waiting: Vec<&(u32, Loaded)> = first.iter().chain(&rest[1..]).collect();
+    let participants = world.participants();
+    let number = 2_000_000;
+    for (slice, loaded) in &waiting {
+        let worker = &mut world.workers[*slice as usize];
+        let (executable, participants) = (loaded.executable, participants.as_slice().into());
+        worker.send(Command::Begin { launch: number, executable, participants });
+        launch(worker, loaded, number, &compiled.info, ROUND);
+    }
+    world.workers[1].child.kill().unwrap();
+    world.workers[1].child.wait().unwrap();
+    let loss = Status::new(mainstay::abi::Code::DataLoss, "slice 1 is lost: its worker was killed");
+    let start = Instant::now();
+    for (slice, _) in &waiting {
+        let status = loss.clone();
+        world.workers[*slice as usize].send(Command::FailSlice { slice: 1, incarnation: 1, status });
+    }
+    for (slice, loaded) in &waiting {
+        for place in 0..loaded.devices.len() as u32 {
+            let fate = world.workers[*slice as usize].executed(number, place).unwrap_err();
+            assert!(fate.message.contains("slice 1 is lost"), "{fate}");
+        }
+    }
+    println!("all devices failed {:?} after the word", start.elapsed());
+    for (slice, _) in &waiting {
+        world.workers[*slice as usize].send(Command::Over { launch: number });
+    }
+
+    // A program that spans the survivors alone goes on at once; here each device of theirs twice as busy would not fit,
+    // so it is one of four devices.
+    let small = Source { name: "small".into(), code: own_for(4).into(), options: own_options(4) };
+    let options = mainstay::program::spanning::options::extents(&small.options).unwrap();
+    let places = [(0, 1), (2, 1), (0, 3), (2, 0)].map(|(slice, device)| Place { slice, device }).to_vec();
+    world.placement = Placement { replicas: options.replicas, partitions: options.partitions, places };
+    let compiled = world.compile(&mut compiler, &small).unwrap();
+    let programs = world.load(&compiled).unwrap();
+    let first = world.run(&programs, &compiled.info, ROUND).unwrap();
+    assert_eq!(world.run(&programs, &compiled.info, ROUND).unwrap(), first);
+}
+
+#[test]
+#[ignore = "measures; needs MAINSTAY_SPANNING_PROGRAMS"]
+fn how_long_sums_take() {
+    let mut reference = Reference::start();
+    let mut compiler = Worker::start_compiler(&default_plugin());
+    for name in ["measure_small", "measure_large"] {
+        let Some(source) = sources().into_iter().find(|source| source.name == name) else { continue };
+        let rounds = if name == "measure_small" { 200 } else { 5 };
+        let known = reference.of(&source).unwrap();
+        let slices = [0, 0, 0, 0, 1, 1, 1, 1];
+        let mut world = World::start(placement(&source, &slices, false));
+        let compiled = world.compile(&mut compiler, &source).unwrap();
+        let programs = world.load(&compiled).unwrap();
+        world.run(&programs, &compiled.info, ROUND).unwrap();
+        let one = Loaded { executable: known.executable, devices: (0..8).map(|device| (device, device)).collect() };
+        for _ in 0..2 {
+            let arguments = upload(&mut reference.worker, &one, &known.info, ROUND);
+            let start = Instant::now();
+            for _ in 0..rounds {
+                let number = reference.worker.id();
+                let output = execute(&mut reference.worker, &one, number, &known.info, &arguments);
+                (0..8).for_each(|device| reference.worker.executed(number, device).unwrap());
+                free(&reference.worker, output, 8);
+            }
+            let plain = start.elapsed() / rounds;
+            let arguments: Vec<Ids> = programs
+                .iter()
+                .map(|(slice, loaded)| upload(&mut world.workers[*slice as usize], loaded, &compiled.info, ROUND))
+                .collect();
+            let start = Instant::now();
+            for _ in 0..rounds {
+                world.launches += 1;
+                let number = 1_000_000 + world.launches;
+                let mut outputs = Vec::new();
+                for ((slice, loaded), arguments) in programs.iter().zip(&arguments) {
+                    let participants = world.participants();
+                    let worker = &mut world.workers[*slice as usize];
+                    let (executable, participants) = (loaded.executable, participants.as_slice().into());
+                    worker.send(Command::Begin { launch: number, executable, participants });
+                    outputs.push(execute(worker, loaded, number, &compiled.info, arguments));
+                }
+                for ((slice, loaded), output) in programs.iter().zip(outputs) {
+                    let worker = &mut world.workers[*slice as usize];
+                    (0..loaded.devices.len() as u32).for_each(|place| worker.executed(number, place).unwrap());
+                    free(worker, output, loaded.devices.len() as u64);
+                }
+            }
+            let spanning = start.elapsed() / rounds;
+            println!("{name}: {plain:?} on one client, {spanning:?} over slices");
+        }
+    }
 }
 
 #[test]

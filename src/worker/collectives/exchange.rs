@@ -422,7 +422,12 @@ impl Core {
     ) {
         if matches!(progress, Progress::NoRoom) {
             // In the list first, then awaiting, then trying: what is released meanwhile is noticed by one of them.
-            lock(&self.stalled).push(Arc::downgrade(meeting));
+            {
+                let mut stalled = lock(&self.stalled);
+                if !stalled.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(meeting))) {
+                    stalled.push(Arc::downgrade(meeting));
+                }
+            }
             self.transport.await_room();
             let post = Post { transport: &*self.transport, incarnations };
             progress = lock(meeting).go_on(&post);

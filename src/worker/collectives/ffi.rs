@@ -15,8 +15,9 @@ use crate::worker::inner::Plugin;
 use super::exchange::{Buffer, Call, Exchange};
 use super::plan::Array;
 
-/// Arrays of XLA's are aligned at least so; empty ones may have no address.
-const ALIGNMENT: usize = 64;
+/// What an empty array, which may have no address, is taken to lead to: aligned as XLA's arrays are.
+#[repr(align(64))]
+struct Empty;
 
 /// The exchange that this process's programs meet in: handlers are functions without an owner.
 static EXCHANGE: RwLock<Option<Arc<Exchange>>> = RwLock::new(None);
@@ -336,7 +337,7 @@ unsafe fn buffers(
                 elements.and_then(|elements| elements.checked_mul(bits)).filter(|_| bits >= 8).ok_or_else(odd)? / 8;
             let start = match NonNull::new(array.data.cast::<u8>()) {
                 Some(start) => start,
-                None if bytes == 0 => NonNull::without_provenance(const { std::num::NonZero::new(ALIGNMENT).unwrap() }),
+                None if bytes == 0 => NonNull::<Empty>::dangling().cast(),
                 None => return Err(odd()),
             };
             Ok(Buffer { array: Array { element: array.dtype, bytes }, start })

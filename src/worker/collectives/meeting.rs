@@ -13,9 +13,9 @@ use super::plan::{CHUNK, Chain, Plan, Transfer, Way};
 use super::ragged;
 use super::transport::{Block, Meeting as Id, Message, Slot, Slots, Transport, What};
 
-/// A large reduction has at most this many of its chunks under way: enough to keep two workers busy, few enough to
-/// stay in their caches.
-const WINDOW: usize = 16;
+/// A large reduction has at most this many of its chunks under way: enough to keep all workers busy while one of them
+/// waits for a processor, few enough to leave room for other collectives.
+const WINDOW: usize = 32;
 
 /// Called once when a rank's part is over: its results are there, or the error that they have for a value.
 pub type Completion = Box<dyn FnOnce(Result<(), Status>) + Send>;
@@ -497,7 +497,7 @@ impl Meeting {
         for (number, array) in plan.operands.iter().enumerate() {
             let reducer = plan.reducers[number];
             let part = if scatters { array.bytes / count } else { array.bytes };
-            let step = (CHUNK / 4) - (CHUNK / 4) % reducer.element_bytes();
+            let step = (CHUNK / 8) - (CHUNK / 8) % reducer.element_bytes();
             // Piece by piece, so that what is accumulated stays in the cache.
             for at in (0..part).step_by(step) {
                 let len = step.min(part - at);

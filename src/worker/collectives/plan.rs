@@ -23,7 +23,7 @@ use super::reduce::Reducer;
 use super::transport::{Slot, Slots};
 
 /// A stream travels in pieces of this many bytes, a reduction in chunks of at most this many.
-pub const CHUNK: usize = 128 << 10;
+pub const CHUNK: usize = 256 << 10;
 
 /// A collective whose ranks together have no more bytes than this sends at once.
 const SMALL: usize = 64 << 10;

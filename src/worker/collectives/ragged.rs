@@ -63,19 +63,23 @@ pub fn assemble(
 
 /// An operand of whole numbers.
 fn indices(array: Array, start: NonNull<u8>) -> Result<Vec<i64>, Status> {
-    macro_rules! read {
-        ($type:ty) => {{
-            // SAFETY: the operand has the array's size, and XLA and the gathered streams align elements.
-            let numbers =
-                unsafe { std::slice::from_raw_parts(start.as_ptr().cast::<$type>(), array.bytes / size_of::<$type>()) };
-            Ok(numbers.iter().map(|&number| i64::try_from(number).unwrap_or(i64::MAX)).collect())
-        }};
+    // SAFETY: the operand has the array's size, and XLA and the gathered streams align elements.
+    unsafe {
+        match array.element {
+            sys::XLA_FFI_DataType_S32 => Ok(numbers::<i32>(start, array.bytes)),
+            sys::XLA_FFI_DataType_S64 => Ok(numbers::<i64>(start, array.bytes)),
+            sys::XLA_FFI_DataType_U32 => Ok(numbers::<u32>(start, array.bytes)),
+            sys::XLA_FFI_DataType_U64 => Ok(numbers::<u64>(start, array.bytes)),
+            other => Err(Status::unimplemented(format!("offsets of XLA's type {other} in a ragged all-to-all"))),
+        }
     }
-    match array.element {
-        sys::XLA_FFI_DataType_S32 => read!(i32),
-        sys::XLA_FFI_DataType_S64 => read!(i64),
-        sys::XLA_FFI_DataType_U32 => read!(u32),
-        sys::XLA_FFI_DataType_U64 => read!(u64),
-        other => Err(Status::unimplemented(format!("offsets of XLA's type {other} in a ragged all-to-all"))),
-    }
+}
+
+/// # Safety
+/// `start` is aligned for `T` and good for reading `bytes` bytes.
+unsafe fn numbers<T: Copy + TryInto<i64>>(start: NonNull<u8>, bytes: usize) -> Vec<i64> {
+    // SAFETY: as promised; `T` is one of the integers.
+    let numbers = unsafe { std::slice::from_raw_parts(start.as_ptr().cast::<T>(), bytes / size_of::<T>()) };
+    // What is too large for a place is one that no array has.
+    numbers.iter().map(|&number| number.try_into().unwrap_or(i64::MAX)).collect()
 }

@@ -124,6 +124,7 @@ impl World {
     }
 
     /// Devices `order` come to a collective, in that order.
+    #[allow(clippy::too_many_arguments, reason = "each test sets another few of them")]
     fn come(
         &self,
         launch: u64,
@@ -398,7 +399,7 @@ fn expected(spec: &Spec, element: u32, operands: &[Vec<Vec<u8>>], results: &[usi
 
 /// Random groups of equal size that hold all devices, or leave the last ones out where `partial`.
 fn groups(devices: usize, random: &mut Random, partial: bool) -> Vec<Vec<Logical>> {
-    let sizes: Vec<usize> = (1..=devices).filter(|size| partial || devices % size == 0).collect();
+    let sizes: Vec<usize> = (1..=devices).filter(|size| partial || devices.is_multiple_of(*size)).collect();
     let size = sizes[random.below(sizes.len())];
     let mut order: Vec<Logical> = (0..devices as Logical).collect();
     random.shuffle(&mut order);
@@ -587,7 +588,7 @@ fn a_flood_in_any_order_comes_through() {
     };
     const LAUNCHES: u64 = 12;
     const KEYS: u32 = 24;
-    let elements = |key: u32| if key % 4 == 0 { 30_000 } else { 16 };
+    let elements = |key: u32| if key.is_multiple_of(4) { 30_000 } else { 16 };
     (1..=LAUNCHES).for_each(|launch| world.begin(launch));
     std::thread::scope(|scope| {
         let handles: Vec<_> = (0..places.len())
@@ -718,4 +719,20 @@ fn sizes_that_differ_are_an_error_for_all() {
     let operands = vec![vec![vec![0; 16]], vec![vec![0; 16]]];
     let under = world.come(1, 0, &spec, &f32, &operands, &[32], &[0]);
     assert_eq!(under.finish().remove(&0).unwrap().unwrap_err().code, Code::InvalidArgument);
+}
+
+#[test]
+#[ignore = "measures"]
+fn how_long_a_large_sum_takes() {
+    let places: Vec<(Slot, u32)> = (0..8).map(|device| (device / 4, device % 4)).collect();
+    let world = World::new(2, &places, 32 << 20);
+    for launch in 1..8 {
+        world.begin(launch);
+        let start = std::time::Instant::now();
+        let under = come_with(&world, launch, 4 << 20, &[0, 1, 2, 3, 4, 5, 6, 7]);
+        let came = start.elapsed();
+        under.finish();
+        println!("{:?}, of which {came:?} until all had come", start.elapsed());
+        world.end(launch);
+    }
 }

@@ -111,7 +111,7 @@ def moves():
         dtype = jnp.dtype(kind)
         source = jnp.float32 if kind == "bool" else dtype
         shard_map(f"all_gather_{kind}", lambda x, d=dtype: gathers(x.astype(d)), (16, 3, 5), dtype=source)
-    for kind in ("int4", "uint4", "int2", "float4_e2m1fn"):
+    for kind in ("int4", "uint4", "float4_e2m1fn"):
         attempt(
             shard_map,
             f"narrow_{kind}",
@@ -324,6 +324,16 @@ def replicas():
     attempt(pmap, "pmap_groups", lambda x: lax.psum(x, "i", axis_index_groups=[[0, 5], [1, 4], [2, 7], [3, 6]]), (8, 5))
 
 
+def measures():
+    def sums(x):
+        for _ in range(10):
+            x = lax.psum(x, ALL) * 0.125
+        return x
+
+    shard_map("measure_small", sums, (8 * 16,))
+    shard_map("measure_large", lambda x: lax.psum(x, ALL), (8 << 22,))
+
+
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     reductions()
@@ -332,6 +342,7 @@ def main():
     partitioned()
     transformer()
     replicas()
+    measures()
     try:
         jax.config.update("jax_use_shardy_partitioner", False)
     except Exception as error:  # noqa: BLE001

@@ -25,7 +25,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
-LIBRARY = CHECKOUT / "target" / "release" / "libmainstay.so"
+# Another build than the release one can be tested by naming its library.
+LIBRARY = Path(os.environ.get("MAINSTAY_TEST_LIBRARY", CHECKOUT / "target" / "release" / "libmainstay.so"))
 EXECUTABLE = LIBRARY.with_name("mainstay")
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -54,10 +54,10 @@ impl Process {
         if let Some(threads) = plugin_threads(config) {
             command.env(PLUGIN_THREADS, threads.to_string());
         }
-        passed.inherit(&mut command);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        passed.inherit(&mut command).map_err(no_connection)?;
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| cannot_execute(&config.worker, &error))?;
-        drop(passed);
+        drop(command);
         let pidfd = Pid::from_raw(child.id().cast_signed())
             .ok_or(rustix::io::Errno::SRCH)
             .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -63,10 +63,10 @@ impl Worker {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mainstay"));
         // XLA's CPU plugin has a thread for each device or processor, and the last bits of a convolution follow from how
         // many: as many everywhere as one client of eight devices has.
-        command.args(["worker", "--label", "test"]).env("PJRT_NPROC", "8").stdin(Stdio::null());
-        fds.inherit(&mut command);
+        command.args(["worker", "--label", "test"]).env("PJRT_NPROC", "8");
+        fds.inherit(&mut command).unwrap();
         let child = command.spawn().unwrap();
-        drop(fds);
+        drop(command);
         end.send(&Command::Start(start)).unwrap();
         let listener = Some(listener);
         Self { child, end, arena, description: None, listener, backlog: Vec::new(), next_id: 1 }

@@ -1,15 +1,21 @@
-//! How a worker gets its end: descriptors it inherits, and an argument that names them.
+//! How a worker gets its end: its standard input is the socket, and in the socket wait the other descriptors.
 //!
-//! The argument is `<pid of the client>:<rings>,<socket>,<client>,<worker>,<room>[,<arena>[,<exchange>]]`, all numbers. The
-//! descriptors are closed on exec in the client, except in the one child that [`WorkerFds::inherit`] prepared.
+//! Nothing but the standard streams is inherited, so that nothing has to be done between fork and exec, and the client's
+//! fork handlers don't run: those of OpenBLAS, which comes with NumPy, end threads, and hang when two workers start at
+//! once.
+//!
+//! The argument is `<pid of the client>:<socket>`. The message in the socket is one byte, the count of its descriptors:
+//! rings, client, worker, room[, arena[, exchange]].
 
-use std::collections::HashSet;
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 
-use rustix::io::FdFlags;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::{Link, WorkerEnd, open_rings};
@@ -17,57 +23,76 @@ use super::{Link, WorkerEnd, open_rings};
 /// The option of `mainstay worker` that takes the description.
 pub const FDS_ARGUMENT: &str = "--fds";
 
-const REQUIRED: usize = 5;
+/// Descriptors that every worker gets, and the most that one gets.
+const REQUIRED: usize = 4;
+const MOST: usize = REQUIRED + 2;
 
 /// The worker's share of a connection, held by the client from [`super::connect`] until the worker is started.
-/// Drop it then: as long as this process holds the worker's socket, the worker's death does not show on ours.
 #[derive(Debug)]
 pub struct WorkerFds {
-    /// In the order of the description.
-    pub(super) fds: Vec<OwnedFd>,
+    socket: OwnedFd,
+    /// In the order of the message.
+    others: Vec<OwnedFd>,
+    link: Arc<Link>,
 }
 
 impl WorkerFds {
-    pub(super) fn new(rings: OwnedFd, socket: OwnedFd, link: &Link, arena: Option<BorrowedFd<'_>>) -> io::Result<Self> {
-        let mut fds = vec![rings, socket];
+    pub(super) fn new(
+        rings: OwnedFd,
+        socket: OwnedFd,
+        link: Arc<Link>,
+        arena: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Self> {
+        let mut others = vec![rings];
         for fd in [link.client.as_fd(), link.worker.as_fd(), link.room.as_fd()].into_iter().chain(arena) {
-            fds.push(rustix::io::fcntl_dupfd_cloexec(fd, 3)?);
+            others.push(rustix::io::fcntl_dupfd_cloexec(fd, 3)?);
         }
-        Ok(Self { fds })
+        Ok(Self { socket, others, link })
     }
 
     /// Passes on the memory of the exchange between slices, too.
     ///
     /// # Errors
-    /// The kernel's, when descriptors run out; `EINVAL` where there is no arena, after which it is described.
+    /// The kernel's, when descriptors run out; `EINVAL` where there is no arena, after which it comes.
     pub fn with_exchange(mut self, exchange: BorrowedFd<'_>) -> io::Result<Self> {
-        if self.fds.len() != REQUIRED + 1 {
+        if self.others.len() != REQUIRED + 1 {
             return Err(rustix::io::Errno::INVAL.into());
         }
-        self.fds.push(rustix::io::fcntl_dupfd_cloexec(exchange, 3)?);
+        self.others.push(rustix::io::fcntl_dupfd_cloexec(exchange, 3)?);
         Ok(self)
     }
 
-    /// Adds [`FDS_ARGUMENT`] and the description to `command`, and lets its process inherit the descriptors.
-    /// `self` must live until the process is spawned.
-    pub fn inherit(&self, command: &mut Command) {
-        command.arg(FDS_ARGUMENT).arg(self.describe());
-        let numbers: Vec<RawFd> = self.fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let clear = move || {
-            for number in &numbers {
-                // SAFETY: open in the child, as the caller keeps `WorkerFds` until the process is spawned.
-                let fd = unsafe { BorrowedFd::borrow_raw(*number) };
-                rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
-            }
-            Ok(())
-        };
-        // SAFETY: between fork and exec the closure makes bare system calls only: no allocation, no lock.
-        unsafe { command.pre_exec(clear) };
+    /// Gives `command` the socket as its standard input, and [`FDS_ARGUMENT`] with the description.
+    ///
+    /// Drop `command` once it is spawned: as long as this process holds the worker's socket, the worker's death does
+    /// not show on ours.
+    ///
+    /// # Errors
+    /// The kernel's, when too many descriptors are on their way between processes.
+    pub fn inherit(self, command: &mut Command) -> io::Result<()> {
+        self.put_into_socket()?;
+        command.arg(FDS_ARGUMENT).arg(format!("{}:0", std::process::id()));
+        command.stdin(Stdio::from(self.socket));
+        Ok(())
     }
 
-    fn describe(&self) -> String {
-        let numbers: Vec<_> = self.fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
-        format!("{}:{}", std::process::id(), numbers.join(","))
+    /// The same for a worker's end in this process.
+    #[cfg(test)]
+    pub(super) fn into_description(self) -> io::Result<String> {
+        self.put_into_socket()?;
+        Ok(format!("{}:{}", std::process::id(), std::os::fd::IntoRawFd::into_raw_fd(self.socket)))
+    }
+
+    fn put_into_socket(&self) -> io::Result<()> {
+        let fds: Vec<_> = self.others.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+        let mut message = SendAncillaryBuffer::new(&mut space);
+        if !message.push(SendAncillaryMessage::ScmRights(&fds)) {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        let count = [fds.len() as u8];
+        rustix::net::sendmsg(&self.link.socket, &[IoSlice::new(&count)], &mut message, SendFlags::NOSIGNAL)?;
+        Ok(())
     }
 }
 
@@ -80,38 +105,64 @@ impl WorkerEnd {
     /// The worker's end, and the descriptors of the arena and of the exchange between slices where they came along.
     ///
     /// # Errors
-    /// Says what is wrong with the description or with what it names.
+    /// Says what is wrong with the description or with what came through the socket.
     ///
     /// # Safety
     /// Call once, at the start of the process, with the argument that [`WorkerFds::inherit`] put on its command
-    /// line: the descriptors named there become the property of the result.
+    /// line: the socket named there becomes the property of the result.
     pub unsafe fn from_inherited(description: &str) -> Result<(Self, Option<OwnedFd>, Option<OwnedFd>), String> {
-        let (client, numbers) = parse(description)
-            .ok_or_else(|| format!("{FDS_ARGUMENT} {description}: not of the form pid:fd,fd,fd,fd,fd[,fd[,fd]]"))?;
-        for number in &numbers {
-            // SAFETY: borrowed for one system call, which reports a number that isn't open as an error.
-            let fd = unsafe { BorrowedFd::borrow_raw(*number) };
-            rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)
-                .map_err(|error| format!("inherited descriptor {number}: {error}"))?;
-        }
-        // SAFETY: all open, as just seen, all distinct, and ours by the caller's promise.
-        let mut fds = numbers.iter().map(|number| unsafe { OwnedFd::from_raw_fd(*number) });
-        let mut next = || fds.next().ok_or_else(|| format!("{FDS_ARGUMENT} {description}: too few descriptors"));
-        let (rings, socket, client_wake, worker, room) = (next()?, next()?, next()?, next()?, next()?);
+        let (client, number) =
+            parse(description).ok_or_else(|| format!("{FDS_ARGUMENT} {description}: not of the form pid:fd"))?;
+        // SAFETY: ours by the caller's promise.
+        let socket =
+            unsafe { take_socket(number) }.map_err(|error| format!("inherited descriptor {number}: {error}"))?;
+        let mut fds =
+            take_from_socket(&socket).map_err(|error| format!("nothing came with the socket: {error}"))?.into_iter();
+        let mut next = || fds.next().ok_or_else(|| "too few descriptors came with the socket".to_owned());
+        let (rings, client_wake, worker, room) = (next()?, next()?, next()?, next()?);
         let (commands, reports) = open_rings(rings.as_fd())?;
         let link = Link { socket, client: client_wake, worker, room, commands, reports };
         Ok((Self::new(link, watch_parent(client)), fds.next(), fds.next()))
     }
 }
 
-fn parse(description: &str) -> Option<(Pid, Vec<RawFd>)> {
-    let (pid, numbers) = description.split_once(':')?;
-    let numbers: Vec<RawFd> = numbers.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
-    let distinct: HashSet<_> = numbers.iter().collect();
-    let fine = numbers.iter().all(|number| *number > 2)
-        && distinct.len() == numbers.len()
-        && (REQUIRED..=REQUIRED + 2).contains(&numbers.len());
-    Some((Pid::from_raw(pid.parse().ok()?)?, numbers)).filter(|_| fine)
+fn parse(description: &str) -> Option<(Pid, RawFd)> {
+    let (pid, number) = description.split_once(':')?;
+    Some((Pid::from_raw(pid.parse().ok()?)?, number.parse().ok().filter(|number: &RawFd| *number >= 0)?))
+}
+
+/// Moves the socket above the standard streams; nothing else is standard input from then on.
+///
+/// # Safety
+/// Nothing else of this process may own the descriptor `number`, if it is open.
+unsafe fn take_socket(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: borrowed for one system call, which reports a number that isn't open as an error.
+    let socket = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 3)?;
+    let null = std::fs::File::open("/dev/null")?;
+    // SAFETY: open, as just seen, and nobody else's by the caller's promise.
+    let mut inherited = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+    rustix::io::dup2(&null, &mut inherited)?;
+    if number > 2 {
+        drop(ManuallyDrop::into_inner(inherited));
+    }
+    Ok(socket)
+}
+
+/// The descriptors that wait in the socket. Ends with the client's death at the latest.
+fn take_from_socket(socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let (mut message, mut count) = (RecvAncillaryBuffer::new(&mut space), [0u8]);
+    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut count)], &mut message, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for part in message.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = part {
+            fds.extend(received);
+        }
+    }
+    if fds.len() != usize::from(count[0]) {
+        return Err(io::Error::other(format!("{} descriptors came instead of {}", fds.len(), count[0])));
+    }
+    Ok(fds)
 }
 
 /// A descriptor that becomes readable when the client exits.
@@ -131,12 +182,8 @@ mod tests {
 
     #[test]
     fn descriptions_are_checked() {
-        assert!(parse("7:3,4,5,6,7").is_some());
-        assert!(parse("7:3,4,5,6,7,8").is_some());
-        assert!(parse("7:3,4,5,6,7,8,9").is_some());
-        for bad in
-            ["", "7", "x:3,4,5,6,7", "7:3,4,5,6", "7:3,4,5,6,6", "7:2,3,4,5,6", "7:3,4,5,6,7,8,9,10", "0:3,4,5,6,7"]
-        {
+        assert!(parse("7:0").is_some());
+        for bad in ["", "7", "7:", "x:3", "7:x", "7:-1", "0:3", "7:3,4"] {
             assert!(parse(bad).is_none(), "{bad}");
         }
     }

@@ -121,7 +121,7 @@ pub fn connect(
     let eventfd = || inherit::above_stdio(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let link =
         Arc::new(Link { socket: ours, client: eventfd()?, worker: eventfd()?, room: eventfd()?, commands, reports });
-    let fds = WorkerFds::new(rings, inherit::above_stdio(theirs)?, &link, arena)?;
+    let fds = WorkerFds::new(rings, inherit::above_stdio(theirs)?, link.clone(), arena)?;
     let client = Arc::new(ClientEnd::new(link.clone()));
     let listener = Listener::new(link, client.clone(), options.spin);
     Ok((client, listener, fds))

@@ -366,9 +366,12 @@ impl Handle for ContextHandle {
     const WHAT: &'static str = "execute context";
 }
 
+/// Payloads of an error, by type URL.
+type Payloads = Arc<[(String, Vec<u8>)]>;
+
 /// # Safety
 /// `count` named values at `values`.
-unsafe fn payloads(values: *const sys::PJRT_NamedValue, count: usize) -> Result<Arc<[(String, Vec<u8>)]>, Status> {
+unsafe fn payloads(values: *const sys::PJRT_NamedValue, count: usize) -> Result<Payloads, Status> {
     // SAFETY: the caller's promise.
     unsafe { list(values, count) }
         .iter()

@@ -76,7 +76,7 @@ owned_bytes! {
     delete_assignment PJRT_DeviceAssignmentSerialized
 }
 
-fn look<'a, T>(lazy: &'a Lazy<T>, make: impl FnOnce() -> Result<T, Status>) -> Result<&'a T, Status> {
+fn look<T>(lazy: &Lazy<T>, make: impl FnOnce() -> Result<T, Status>) -> Result<&T, Status> {
     lazy.get_or_init(make).as_ref().map_err(Clone::clone)
 }
 

@@ -96,6 +96,11 @@ impl RingPlace {
         fine.then_some(Self { mapping, start, capacity })
     }
 
+    /// The mapping that the ring lies in.
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
     fn tail(&self) -> &AtomicU64 {
         self.mapping.word(self.start + TAIL)
     }

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -10,6 +11,9 @@ use super::outbox::Outbox;
 use super::session::{After, Session};
 use crate::wire::arena::ArenaView;
 use crate::wire::connection::{ConnectionError, WorkerEnd};
+
+/// The time between two signs of life. Bounds on silence are several times as long at least.
+const BEAT: Duration = Duration::from_millis(25);
 
 /// How a worker exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,7 @@ pub unsafe fn run(fds: &str) -> ! {
     let (end, arena, exchange) = unsafe { WorkerEnd::from_inherited(fds) }.unwrap_or_else(|why| fail(&why));
     let end = Arc::new(end);
     end_with_client(&end);
+    give_signs_of_life(&end);
     let arena = arena.map(map_arena);
     let outbox = Outbox::new(end.clone());
     let mut session = Session::new(outbox, arena, exchange);
@@ -103,6 +108,20 @@ fn end_with_client(end: &Arc<WorkerEnd>) {
     };
     if let Err(error) = std::thread::Builder::new().name("mainstay-watchdog".into()).spawn(watch) {
         fail(&format!("cannot start a thread to watch the client: {error}"));
+    }
+}
+
+/// Counts the worker's pulse up for as long as threads of this process can run, whatever the others are doing.
+fn give_signs_of_life(end: &Arc<WorkerEnd>) {
+    let end = end.clone();
+    let beat = move || {
+        loop {
+            end.beat();
+            std::thread::sleep(BEAT);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("mainstay-pulse".into()).spawn(beat) {
+        fail(&format!("cannot start a thread to give signs of life: {error}"));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -189,6 +190,11 @@ impl Listener {
     pub(super) fn new(link: Arc<Link>, client: Arc<ClientEnd>, spin: Duration) -> Self {
         let consumer = Consumer::new(link.reports.clone());
         Self { link, client, consumer, spin: Spin::new(spin), hung_up: false, batches: 0 }
+    }
+
+    /// How often the worker has given a sign of life. Whatever else it is: only a change says anything.
+    pub fn pulse(&self) -> u64 {
+        self.link.pulse().load(Relaxed)
     }
 
     /// Waits for reports and appends them to `reports`, oldest first, a limited number at once.

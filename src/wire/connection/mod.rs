@@ -11,6 +11,7 @@
 //! | 8 … 15 | [`protocol`]: both sides must be of the same version |
 //! | 16 … 23 | capacity of the command ring, C |
 //! | 24 … 31 | capacity of the report ring, R |
+//! | 32 … 39 | the worker's pulse: counts up for as long as the worker's threads can run |
 //! | 4096 … | command ring, 4096 + C bytes, then report ring, 4096 + R bytes |
 //!
 //! Who wakes whom, by eventfd: `client` is written by the worker (a report, or room for commands), `worker` by the
@@ -40,6 +41,7 @@ pub use worker::WorkerEnd;
 /// At the start of the memfd: `MAINSTAY`.
 const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 const COMMANDS_AT: usize = 4096;
+const PULSE_AT: usize = 32;
 
 /// What client and worker must agree on: the version of this crate, hashed.
 fn protocol() -> u64 {
@@ -105,6 +107,13 @@ struct Link {
     room: OwnedFd,
     commands: RingPlace,
     reports: RingPlace,
+}
+
+impl Link {
+    /// The worker's sign of life.
+    fn pulse(&self) -> &std::sync::atomic::AtomicU64 {
+        self.commands.mapping().word(PULSE_AT)
+    }
 }
 
 /// Makes a connection; see the module. `arena` is passed on to the worker with it.

@@ -110,6 +110,11 @@ impl WorkerEnd {
         while poll(&mut fds, None).is_ok() && !fds.iter().any(is_ready) {}
     }
 
+    /// Gives a sign of life; see [`super::Listener::pulse`].
+    pub fn beat(&self) {
+        self.link.pulse().fetch_add(1, Relaxed);
+    }
+
     fn send_bytes(&self, producer: &mut Producer, bytes: &[u8]) -> Result<(), ConnectionError> {
         let mut sent = 0;
         let mut asked = false;

@@ -288,8 +288,21 @@ pub enum Command {
         /// The newly committed stretch.
         extent: Extent,
     },
+    /// Misbehave from now on: for people who test how their own code bears it.
+    Misbehave(Misbehaviour),
     /// Finish what is running, destroy the inner client and leave with exit code 0.
     Shutdown,
+}
+
+/// How a worker misbehaves when told to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Misbehaviour {
+    /// Takes no further command, and gives signs of life all the same.
+    Hang,
+    /// Waits so many milliseconds before each launch; 0: no longer.
+    Slow(u64),
+    /// Refuses the next launch.
+    FailNextLaunch,
 }
 
 /// How a worker starts.

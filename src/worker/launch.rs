@@ -62,6 +62,7 @@ impl Host {
             Ok(started) => started,
             Err(status) => return self.fail_launch(execute, &status),
         };
+        let program = self.misdeeds.before_launch().and(program);
         let launched = program.and_then(|program| Ok((self.run(execute, launch_id, &program)?, program)));
         match launched {
             Ok((launched, program)) => self.take_launched(execute, launched, &program, running),

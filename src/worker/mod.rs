@@ -2,7 +2,8 @@
 //!
 //! A command travels: [`process`] receives it, `session` parks it (`table`) or performs it (`transfer`, `launch`,
 //! `compile`, `ask`) with the driver of the inner plugin ([`inner`]), and `outbox` sends the reports: from events of
-//! the plugin, on the plugin's threads. `describe` puts what the plugin is into the words of the wire.
+//! the plugin, on the plugin's threads. `describe` puts what the plugin is into the words of the wire. `misdeeds` is what people ask
+//! for who test their own code.
 //!
 //! The compiler is the same process, started without a client of its own.
 
@@ -14,6 +15,7 @@ mod describe;
 pub mod inner;
 mod jobs;
 mod launch;
+mod misdeeds;
 mod outbox;
 mod planner;
 pub mod process;

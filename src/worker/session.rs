@@ -12,6 +12,7 @@ use super::compile::Compiler;
 use super::describe;
 use super::inner::{Buffer, Client, Plugin};
 use super::launch::Program;
+use super::misdeeds::Misdeeds;
 use super::outbox::Outbox;
 use super::spanning::Spanning;
 use super::table::{IdHasher, Table};
@@ -91,6 +92,7 @@ pub(super) struct Host {
     pub(super) outbox: Outbox,
     pub(super) background: Background,
     pub(super) spanning: Spanning,
+    pub(super) misdeeds: Misdeeds,
     arena: Option<&'static ArenaView>,
 }
 
@@ -155,6 +157,7 @@ impl Host {
             outbox,
             background: Background::start(),
             spanning,
+            misdeeds: Misdeeds::default(),
             arena,
         })
     }
@@ -189,6 +192,7 @@ impl Host {
     fn perform(&mut self, task: Task) {
         match task.command {
             Command::Start(_) => tracing::error!("told to start twice"),
+            Command::Misbehave(misbehaviour) => self.misdeeds.take(misbehaviour),
             // Handled by the session.
             Command::Shutdown => {}
             Command::Declare { buffers } => buffers.iter().for_each(|buffer| self.table.declare(*buffer)),

@@ -148,8 +148,7 @@ impl Config {
             replace_limit: self.replace_limit,
             backoff_initial: self.replace_backoff,
             backoff_max: self.replace_backoff_max,
-            // Workers don't beat on their own yet: an idle one would be taken for dead.
-            heartbeat: None,
+            heartbeat: self.heartbeat_timeout,
             progress: self.progress_timeout,
             ..Policy::default()
         }

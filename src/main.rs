@@ -1,6 +1,7 @@
 //! The `mainstay` executable.
 
 use clap::{Parser, Subcommand};
+use mainstay::cli::fault;
 
 /// A PJRT plugin that outlives the hardware under it.
 #[derive(Parser)]
@@ -31,6 +32,24 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
+    /// Do to a running program's slice what its code should bear
+    Fault {
+        /// What happens to the slice's worker
+        #[arg(value_enum)]
+        kind: fault::Name,
+        /// The slice's index
+        #[arg(long)]
+        slice: u32,
+        /// When the program reaches this step (as its elastic manager, or mainstay.fault.reached, says); else at once
+        #[arg(long)]
+        at_step: Option<u64>,
+        /// How long `slow` waits before each launch; 0 ends it
+        #[arg(long, default_value_t = 100)]
+        milliseconds: u64,
+        /// The program, where several use Mainstay
+        #[arg(long)]
+        pid: Option<u32>,
+    },
 }
 
 fn main() {
@@ -38,6 +57,9 @@ fn main() {
         // SAFETY: this is the start of the process, and the argument is the client's.
         Action::Worker { fds, label: _ } => unsafe { mainstay::worker::process::run(&fds) },
         Action::Status { pid, json } => print(mainstay::cli::status::run(pid, json)),
+        Action::Fault { kind, slice, at_step, milliseconds, pid } => {
+            print(fault::run(kind, slice, at_step, milliseconds, pid));
+        }
     }
 }
 

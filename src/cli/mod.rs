@@ -1,3 +1,4 @@
 //! The subcommands of the `mainstay` executable that people use.
 
+pub mod fault;
 pub mod status;

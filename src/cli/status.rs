@@ -58,6 +58,9 @@ fn print_client(text: &mut String, pid: u32, client: &ClientStatus) {
     for slice in &client.slices {
         print_slice(text, slice);
     }
+    for spare in &client.spares {
+        let _ = writeln!(text, "  spare  {:<23} {}", if spare.ready { "ready" } else { "starting" }, spare.pid);
+    }
 }
 
 fn print_slice(text: &mut String, slice: &SliceStatus) {

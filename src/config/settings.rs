@@ -59,16 +59,10 @@ pub struct Setting {
     pub default: Default,
     /// What it means.
     pub meaning: &'static str,
-    /// Whether it is read and checked, and has no effect yet.
-    pub later: bool,
 }
 
 const fn setting(name: &'static str, kind: Kind, default: Default, meaning: &'static str) -> Setting {
-    Setting { name, kind, default, meaning, later: false }
-}
-
-const fn later(setting: Setting) -> Setting {
-    Setting { later: true, ..setting }
+    Setting { name, kind, default, meaning }
 }
 
 /// All settings, in the order of the documentation.
@@ -91,12 +85,12 @@ pub const SETTINGS: &[Setting] = &[
         Default::Found("what the plugin has"),
         "Devices of each slice. For XLA's CPU plugin only, which gets it as its create option `cpu_device_count`.",
     ),
-    later(setting(
+    setting(
         "spares",
         Kind::Count(0, 1024),
         Default::Value("0"),
         "Workers that are kept ready to become the next incarnation of a lost slice.",
-    )),
+    ),
     setting(
         "worker",
         Kind::Path,
@@ -130,17 +124,19 @@ pub const SETTINGS: &[Setting] = &[
         "The wait before the second replacement in a row. It doubles with each further one; the first comes at once.",
     ),
     setting("replace_backoff_max", Kind::Time(0), Default::Value("10s"), "The longest wait before a replacement."),
-    later(setting(
+    setting(
         "heartbeat_timeout",
         Kind::Bound(100),
-        Default::Value("off"),
-        "A worker that gave no sign of life for so long is killed and counts as lost.",
-    )),
+        Default::Value("30s"),
+        "A worker that gave no sign of life for so long is killed and counts as lost. The sign comes from a thread that \
+         does nothing else: a long step or compile is no silence, a stopped process is.",
+    ),
     setting(
         "progress_timeout",
         Kind::Bound(100),
         Default::Value("off"),
-        "A worker that has work, and finished none of it for so long, is killed and counts as lost.",
+        "A worker that has work, and finished none of it for so long, is killed and counts as lost. Has to be longer \
+         than the longest program runs.",
     ),
     setting(
         "compiler",

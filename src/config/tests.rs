@@ -137,8 +137,7 @@ fn reference() -> String {
             Default::Found(words) => words.to_owned(),
         };
         let (variable, name, meaning) = (setting.variable(), setting.name, setting.meaning);
-        let later = if setting.later { " *Accepted and checked; has no effect yet.*" } else { "" };
-        writeln!(text, "| `{variable}` | `{name}` | {kind} | {default} | {meaning}{later} |").unwrap();
+        writeln!(text, "| `{variable}` | `{name}` | {kind} | {default} | {meaning} |").unwrap();
     }
     text
 }

@@ -1,7 +1,7 @@
 //! The client: all slices as one set of devices, with what they share.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -9,18 +9,21 @@ use super::buffer::{Place, Shape, unexpected};
 use super::compiler::{Compiler, Job};
 use super::copier::Copier;
 use super::device::{Device, Memory, combine};
-use super::listen::harmless;
+use super::listen::{Worker, harmless};
+use super::process;
 use super::program::{Placement, Program};
 use super::session::Session;
 use super::slice::Slice;
 use super::spanning;
+use super::spares::Spares;
 use crate::abi::{Code, Status};
 use crate::config::{CompilerPlace, Config};
 use crate::program::artifact::{Artifact, Part};
 use crate::program::options::{Assignment, CompileOptions};
 use crate::wire::arena::{Arena, ArenaOptions, Block};
 use crate::wire::message::{
-    CompileJob, CompiledSpanning, ExecutableId, Layout, NamedValue, Query, Reply, TopologySource, Value,
+    CompileJob, CompiledSpanning, ExecutableId, Layout, NamedValue, Query, Reply, Start, TopologySource,
+    Value,
 };
 use crate::worker::collectives::create_region;
 
@@ -59,11 +62,22 @@ pub struct Shared {
     pub exchange: Option<OwnedFd>,
     /// All slices, for each to tell the others of its loss.
     pub peers: OnceLock<Vec<Weak<Slice>>>,
+    /// Workers for slices that lose theirs.
+    pub spares: Spares,
     ids: AtomicU64,
     programs: Mutex<HashMap<ExecutableId, Weak<Program>>>,
 }
 
 impl Shared {
+    /// Starts a worker with the memory that all share. On a thread that outlives it, see [`Worker::start`].
+    pub fn start_worker(&self, label: &str, place: (u32, u64)) -> Result<Worker, Status> {
+        let exchange = self.exchange.as_ref().map(|exchange| exchange.as_fd());
+        let memory = process::Memory { arena: Some(self.arena.fd()), exchange };
+        let start =
+            Start { plugin: self.config.plugin.clone(), options: self.config.inner_options(), create_client: true };
+        Worker::start(&self.config, label, place, memory, start)
+    }
+
     /// A number that was not given out before: buffers, programs, launches and loans are numbered alike.
     pub fn fresh_ids(&self, count: u64) -> u64 {
         self.ids.fetch_add(count, Ordering::Relaxed)
@@ -101,6 +115,7 @@ impl Client {
             arena,
             exchange,
             peers: OnceLock::new(),
+            spares: Spares::default(),
             ids: AtomicU64::new(1),
             programs: Mutex::default(),
             config,
@@ -130,6 +145,7 @@ impl Client {
             copier: Copier::default(),
             layouts: Mutex::default(),
         });
+        Spares::start(&client.shared)?;
         super::status::register(&client);
         Ok(client)
     }
@@ -141,6 +157,7 @@ impl Client {
         }
         super::status::unregister(self);
         stop(&self.slices);
+        self.shared.spares.stop();
         self.compiler.leave();
         self.copier.stop();
     }
@@ -153,6 +170,11 @@ impl Client {
     /// The slices.
     pub fn slices(&self) -> &[Arc<Slice>] {
         &self.slices
+    }
+
+    /// Workers for slices that lose theirs.
+    pub fn spares(&self) -> &Spares {
+        &self.shared.spares
     }
 
     /// The arena.

@@ -11,7 +11,7 @@ use super::session::Session;
 use crate::abi::{Code, Status};
 use crate::config::Config;
 use crate::slice::Exit;
-use crate::wire::connection::{ConnectionError, Listener, Wait};
+use crate::wire::connection::{ClientEnd, ConnectionError, Listener, Wait};
 use crate::wire::message::{Command, Report, Start};
 
 /// How long a worker that closed its connection gets to end by itself, so that its exit status tells why.
@@ -21,6 +21,7 @@ const EXIT_GRACE: Duration = Duration::from_millis(100);
 pub struct Worker {
     process: Process,
     listener: Listener,
+    end: Arc<ClientEnd>,
     session: Arc<Session>,
     reports: Vec<Report>,
 }
@@ -37,9 +38,21 @@ impl Worker {
         start: Start,
     ) -> Result<Self, Status> {
         let (process, end, listener) = Process::start(config, label, memory)?;
-        let session = Session::new(slice, incarnation, process.pid(), end);
+        let session = Session::new(slice, incarnation, process.pid(), end.clone());
         session.send(&Command::Start(start));
-        Ok(Self { process, listener, session, reports: Vec::new() })
+        Ok(Self { process, listener, end, session, reports: Vec::new() })
+    }
+
+    /// Makes a worker without a slice that of a slice's incarnation: its session begins anew.
+    pub fn adopt(mut self, slice: u32, incarnation: u64) -> Self {
+        self.session = Session::new(slice, incarnation, self.process.pid(), self.end.clone());
+        self.process.relabel(format!("slice {slice}"));
+        self
+    }
+
+    /// The worker's count of signs of life.
+    pub fn pulse(&self) -> u64 {
+        self.listener.pulse()
     }
 
     /// The worker's session.

@@ -4,8 +4,8 @@
 //! [`session::Session`], the life of one worker; buffers hold the session that has their value.
 //!
 //! Lock order: none of the locks here is taken while another one is held, with these exceptions, outer lock first:
-//! a program's `loaded`, a buffer's `view` or the client's `spanning_order`, then a session's `gate`, `sender` or `pending`;
-//! a session's `gate`, then its `sender`. Callbacks run outside every lock.
+//! a program's `loaded`, a buffer's `view`, the client's `spanning_order` or the spares' `state`, then a session's `gate`,
+//! `sender` or `pending`; a session's `gate`, then its `sender`. Callbacks run outside every lock.
 
 pub mod buffer;
 pub mod client;
@@ -13,15 +13,19 @@ pub mod compiler;
 pub mod copier;
 pub mod device;
 pub mod event;
+pub mod fault;
 pub mod fetch;
 pub mod gate;
 pub mod host_array;
 pub mod launch;
 pub mod listen;
+pub mod notice;
 pub mod process;
 pub mod program;
+pub mod pulse;
 pub mod session;
 pub mod slice;
 pub mod spanning;
+pub mod spares;
 pub mod status;
 pub mod transfer;

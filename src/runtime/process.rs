@@ -76,6 +76,11 @@ impl Process {
         self.child.id()
     }
 
+    /// What its output is marked with from now on.
+    pub fn relabel(&mut self, label: String) {
+        self.output.label = label;
+    }
+
     /// Readable when the process has written something; `None` once it no longer can.
     pub fn output_fd(&self) -> Option<BorrowedFd<'_>> {
         self.output.fd()

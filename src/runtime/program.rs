@@ -126,18 +126,46 @@ impl Program {
     /// Sends the program to a worker that does not have it yet.
     pub fn ensure_loaded(&self, session: &Session) {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        match loaded.iter_mut().find(|(slice, _)| *slice == session.slice) {
-            Some((_, incarnation)) if *incarnation == session.incarnation => return,
-            Some((_, incarnation)) => *incarnation = session.incarnation,
-            None => loaded.push((session.slice, session.incarnation)),
+        if note(&mut loaded, session.slice, session.incarnation) {
+            // Sent under the lock: whoever finds the program loaded must come after this in the worker's queue.
+            self.announce(session);
+            self.load(session, session.slice);
         }
-        // Sent under the lock: whoever finds the program loaded must come after this in the worker's queue.
+    }
+
+    /// As [`Self::ensure_loaded`], for a worker that has the code already: it was a spare that was kept warm.
+    pub fn adopt(&self, session: &Session) {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if note(&mut loaded, session.slice, session.incarnation) {
+            self.announce(session);
+        }
+    }
+
+    /// Sends the code to a spare, if it would be the same for every slice; whether it was sent.
+    pub fn warm(&self, spare: &Session) -> bool {
+        let slices = self.slices();
+        let Some((&first, others)) = slices.split_first() else { return false };
+        let Ok(part) = self.part_for(first) else { return false };
+        let is_same = |other: &u32| self.part_for(*other).is_ok_and(|other| std::ptr::eq(other, part));
+        let is_fit = others.iter().all(is_same);
+        if is_fit {
+            self.load(spare, first);
+        }
+        is_fit
+    }
+
+    /// Tells a worker of a program that spans slices.
+    fn announce(&self, session: &Session) {
         if let Some(spans) = &self.spans
             && let Ok(engine) = self.client.engine()
         {
             engine.announce(session, self.id, spans);
         }
-        if let Ok(part) = self.part_for(session.slice) {
+    }
+
+    /// Sends a worker what a slice loads.
+    fn load(&self, session: &Session, slice: u32) {
+        if let Ok(part) = self.part_for(slice) {
             session.send(&Command::Load {
                 executable: self.id,
                 serialized: part.serialized.clone(),
@@ -172,6 +200,17 @@ impl Program {
             return Err(Status::failed_precondition(format!("the program {} was deleted", self.info().name)));
         }
         Ok(())
+    }
+}
+
+/// Takes down who has a program; whether that is new.
+fn note(loaded: &mut SmallVec<[(u32, u64); 2]>, slice: u32, incarnation: u64) -> bool {
+    match loaded.iter_mut().find(|(known, _)| *known == slice) {
+        Some((_, known)) => std::mem::replace(known, incarnation) != incarnation,
+        None => {
+            loaded.push((slice, incarnation));
+            true
+        }
     }
 }
 

@@ -101,6 +101,12 @@ impl Session {
         !(pending.ready.is_empty() && pending.launches.is_empty() && pending.requests.is_empty())
     }
 
+    /// Whether the worker has work to do: a launch or a request that it has not answered.
+    pub fn is_working(&self) -> bool {
+        let pending = self.pending();
+        !(pending.launches.is_empty() && pending.requests.is_empty())
+    }
+
     /// Sends a command; what is sent to a lost worker is dropped, for its effects are lost in any case.
     pub fn send(&self, command: &Command) {
         self.gate.pass(command, |command| self.send_now(command));

@@ -2,20 +2,20 @@
 //!
 //! The machine ([`crate::slice`]) decides; this thread starts processes, listens, kills and reaps. Nobody else does.
 
-use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::client::Shared;
 use super::listen::Worker;
-use super::process::Memory;
+use super::notice;
+use super::pulse::{Pulse, Sign};
 use super::session::Session;
 use crate::abi::Status;
 use crate::slice::{Action, Event, Incarnation, Loss, LossCause, Order, Rest, Slice as Machine, State};
 use crate::wire::connection::ConnectionError;
-use crate::wire::message::{Command, Report, Start};
+use crate::wire::message::{Command, ExecutableId, Report};
 
 /// How often it is looked whether an idle worker has got work, where lack of progress is bounded.
 const GLANCE: Duration = Duration::from_millis(500);
@@ -41,6 +41,9 @@ struct Known {
     first: Option<Result<Arc<Session>, Status>>,
 }
 
+/// State, incarnation, and the worker's process while there is one.
+pub type Standing = (State, Incarnation, Option<u32>);
+
 impl Slice {
     /// Starts the slice's thread, and with it its first worker. [`Slice::await_first`] tells how that went.
     pub fn start(index: u32, shared: &Arc<Shared>) -> Result<Arc<Self>, Status> {
@@ -54,7 +57,14 @@ impl Slice {
             device_ids: OnceLock::new(),
             thread: Mutex::new(None),
         });
-        let keeper = Keeper { slice: slice.clone(), worker: None, to_do: VecDeque::new() };
+        let keeper = Keeper {
+            slice: slice.clone(),
+            worker: None,
+            warm: HashSet::new(),
+            pulse: None,
+            to_do: VecDeque::new(),
+            told: None,
+        };
         let thread = std::thread::Builder::new().name(format!("mainstay-{index}")).spawn(move || keeper.run());
         let thread =
             thread.map_err(|error| Status::exhausted(format!("no thread for slice {index} can be had: {error}")))?;
@@ -89,7 +99,7 @@ impl Slice {
     }
 
     /// Where the slice stands, its incarnation, and its worker's process.
-    pub fn standing(&self) -> (State, Incarnation, Option<u32>) {
+    pub fn standing(&self) -> Standing {
         let known = self.known();
         let (state, incarnation) = (known.machine.state(), known.machine.incarnation());
         // The machine knows that a worker is up a little before the client can use it.
@@ -140,8 +150,14 @@ impl Slice {
 struct Keeper {
     slice: Arc<Slice>,
     worker: Option<Worker>,
+    /// Programs that the worker got while it was a spare.
+    warm: HashSet<ExecutableId>,
+    /// The worker's pulse, where silence is bounded.
+    pulse: Option<Pulse>,
     /// What the machine said and was not done yet: what follows from an action is done after what it came with.
     to_do: VecDeque<Action>,
+    /// What of the slice was last announced.
+    told: Option<Standing>,
 }
 
 impl Keeper {
@@ -185,7 +201,7 @@ impl Keeper {
 
     /// Waits for reports once, and tells the machine what came of it.
     fn listen(&mut self) {
-        let (timeout, bounded) = self.patience();
+        let timeout = self.patience();
         let Some(worker) = &mut self.worker else { return };
         let (session, mut events) = (worker.session().clone(), Vec::new());
         let mut heard = false;
@@ -208,11 +224,7 @@ impl Keeper {
         {
             events.push(Event::Corrupt(status.message.to_string()));
         }
-        if heard {
-            events.push(Event::Progress { outstanding: session.is_owed() });
-        } else if bounded && session.is_owed() {
-            events.push(Event::Busy);
-        }
+        self.watch(&session, heard, &mut events);
         match waited {
             Ok(()) => {}
             Err(ConnectionError::Closed) => self.hung_up(&mut events),
@@ -221,12 +233,26 @@ impl Keeper {
         self.tell(events);
     }
 
-    /// How long to wait for reports at most, and whether lack of progress is bounded.
-    fn patience(&self) -> (Option<Duration>, bool) {
-        let bounded = self.slice.shared.config.policy().progress.is_some();
+    /// How long to wait for reports at most.
+    fn patience(&self) -> Option<Duration> {
         let deadline = self.slice.known().machine.deadline().map(|at| at.saturating_duration_since(Instant::now()));
-        let glance = bounded.then_some(GLANCE);
-        (deadline.into_iter().chain(glance).min(), bounded)
+        let glance = self.slice.shared.config.progress_timeout.map(|_| GLANCE);
+        let look = self.pulse.as_ref().map(Pulse::interval);
+        deadline.into_iter().chain(glance).chain(look).min()
+    }
+
+    /// Looks for signs of life and of work: work that began or went on, or a pulse.
+    fn watch(&mut self, session: &Session, heard: bool, events: &mut Vec<Event>) {
+        let count = self.worker.as_ref().map_or(0, Worker::pulse);
+        let sign = self.pulse.as_mut().map_or(Sign::None, |pulse| pulse.look(count, Instant::now()));
+        if sign != Sign::None {
+            events.push(Event::Heartbeat);
+        }
+        if heard || sign == Sign::Paused {
+            events.push(Event::Progress { outstanding: session.is_working() });
+        } else if session.is_working() {
+            events.push(Event::Busy);
+        }
     }
 
     /// The connection is closed: the process is waited for as long as the machine has patience.
@@ -258,8 +284,19 @@ impl Keeper {
                 Action::Lose(loss) => self.lose(&loss),
                 Action::Reclaim(_) => self.reclaim(),
             }
+            self.announce();
         }
+        self.announce();
         self.slice.changed.notify_all();
+    }
+
+    /// Tells whoever waits for a change, if there is one.
+    fn announce(&mut self) {
+        let standing = self.slice.standing();
+        if self.told != Some(standing) {
+            self.told = Some(standing);
+            notice::announce();
+        }
     }
 
     fn send(&self, command: &Command) {
@@ -269,27 +306,41 @@ impl Keeper {
     }
 
     fn start(&mut self, incarnation: Incarnation) {
-        let shared = &self.slice.shared;
-        let config = &shared.config;
-        let memory = Memory {
-            arena: Some(shared.arena.fd()),
-            exchange: shared.exchange.as_ref().map(|exchange| exchange.as_fd()),
-        };
-        let start = Start { plugin: config.plugin.clone(), options: config.inner_options(), create_client: true };
-        let label = format!("slice {}", self.slice.index);
-        let event = match Worker::start(config, &label, (self.slice.index, incarnation), memory, start) {
-            Ok(worker) => {
-                let pid = worker.session().pid;
+        let events = match self.find_worker(incarnation) {
+            Ok((worker, is_up)) => {
+                let session = worker.session().clone();
+                let bound = self.slice.shared.config.heartbeat_timeout;
+                self.pulse = bound.map(|bound| Pulse::new(bound, worker.pulse(), Instant::now()));
                 self.worker = Some(worker);
-                Event::Spawned(pid)
+                let mut events = vec![Event::Spawned(session.pid)];
+                if is_up {
+                    let published = self.publish(&session);
+                    events.push(
+                        published.map_or_else(|status| Event::Corrupt(status.message.to_string()), |()| Event::Started),
+                    );
+                }
+                events
             }
-            Err(status) => Event::StartFailed(status),
+            Err(status) => vec![Event::StartFailed(status)],
         };
-        self.tell([event]);
+        self.tell(events);
+    }
+
+    /// A worker for the incarnation, and whether it is up: a spare, or else a new one.
+    fn find_worker(&mut self, incarnation: Incarnation) -> Result<(Worker, bool), Status> {
+        let (shared, slice) = (&self.slice.shared, self.slice.index);
+        self.warm.clear();
+        if let Some(spare) = shared.spares.take() {
+            let (worker, is_up, warm) = spare.adopt(slice, incarnation);
+            self.warm = warm;
+            return Ok((worker, is_up));
+        }
+        let worker = shared.start_worker(&format!("slice {slice}"), (slice, incarnation))?;
+        Ok((worker, false))
     }
 
     /// Lets the client use the worker, with the programs that are in use already on their way to it.
-    fn publish(&self, session: &Arc<Session>) -> Result<(), Status> {
+    fn publish(&mut self, session: &Arc<Session>) -> Result<(), Status> {
         self.check_devices(session)?;
         if self.slice.shared.exchange.is_some() {
             session.send(&Command::Join { slice: session.slice, incarnation: session.incarnation as u32 });
@@ -298,10 +349,15 @@ impl Keeper {
             session.populate(extent);
         }
         for program in self.slice.shared.programs() {
-            if program.slices().contains(&self.slice.index) {
-                program.ensure_loaded(session);
+            let is_warm = self.warm.remove(&program.id);
+            match program.slices().contains(&self.slice.index) {
+                true if is_warm => program.adopt(session),
+                true => program.ensure_loaded(session),
+                false if is_warm => session.send(&Command::Unload { executable: program.id }),
+                false => {}
             }
         }
+        self.warm.drain().for_each(|executable| session.send(&Command::Unload { executable }));
         *self.slice.current.write().unwrap_or_else(PoisonError::into_inner) = Some(session.clone());
         Ok(())
     }

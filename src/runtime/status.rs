@@ -13,8 +13,12 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::client::Client;
+use super::fault::{self, Fault};
+use super::notice;
 use crate::slice::State;
 
+/// The beginning of a request for a fault, before its description as JSON.
+const FAULT: &str = "fault ";
 /// How long a caller of the socket may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -36,6 +40,8 @@ pub struct ClientStatus {
     pub plugin: String,
     /// The client's slices, by index.
     pub slices: Vec<SliceStatus>,
+    /// Workers that belong to no slice yet.
+    pub spares: Vec<SpareStatus>,
     /// The arena.
     pub host_memory: HostMemoryStatus,
 }
@@ -72,6 +78,15 @@ pub struct SliceStatus {
     pub losses: Vec<LossStatus>,
 }
 
+/// A worker that belongs to no slice yet.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SpareStatus {
+    /// Its process.
+    pub pid: u32,
+    /// Whether it is up.
+    pub ready: bool,
+}
+
 /// One loss of a slice.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LossStatus {
@@ -102,6 +117,8 @@ pub fn register(client: &Arc<Client>) {
     if !registry.serving {
         registry.serving = serve();
     }
+    drop(registry);
+    notice::announce();
 }
 
 /// The client is not told about any more. The socket goes with the last one.
@@ -113,11 +130,18 @@ pub fn unregister(client: &Client) {
         // Wakes the thread, which finds that it is to end.
         let _ = address(std::process::id()).and_then(|address| UnixStream::connect_addr(&address));
     }
+    drop(registry);
+    notice::announce();
+}
+
+/// This process's clients.
+pub fn clients() -> Vec<Arc<Client>> {
+    registry().clients.iter().filter_map(Weak::upgrade).collect()
 }
 
 /// What there is to say about this process's clients.
 pub fn process_status() -> ProcessStatus {
-    let clients: Vec<_> = registry().clients.iter().filter_map(Weak::upgrade).collect();
+    let clients = clients();
     ProcessStatus { pid: std::process::id(), clients: clients.iter().map(|client| client_status(client)).collect() }
 }
 
@@ -127,6 +151,12 @@ fn client_status(client: &Client) -> ClientStatus {
         platform: client.platform_name.clone(),
         plugin: client.config().plugin.display().to_string(),
         slices: (0..client.slices().len()).map(|index| slice_status(client, index as u32)).collect(),
+        spares: client
+            .spares()
+            .states()
+            .into_iter()
+            .map(|spare| SpareStatus { pid: spare.pid, ready: spare.is_ready })
+            .collect(),
         host_memory: HostMemoryStatus { used: arena.used, committed: arena.committed, limit: arena.capacity },
     }
 }
@@ -212,6 +242,10 @@ fn answer(stream: UnixStream) -> std::io::Result<()> {
     BufReader::new(std::io::Read::take(&stream, 4096)).read_line(&mut request)?;
     let answer = match request.trim() {
         "status" => serde_json::to_string(&process_status())?,
+        request if request.starts_with(FAULT) => {
+            let fault = serde_json::from_str(&request[FAULT.len()..]).map_err(|error| error.to_string());
+            serde_json::to_string(&fault.and_then(fault::inject))?
+        }
         other => serde_json::json!({ "error": format!("no such request: {other}") }).to_string(),
     };
     (&stream).write_all(answer.as_bytes())
@@ -219,10 +253,27 @@ fn answer(stream: UnixStream) -> std::io::Result<()> {
 
 /// Asks another process of this user about its clients.
 pub fn ask(pid: u32) -> std::io::Result<ProcessStatus> {
+    request(pid, "status")
+}
+
+/// Has another process of this user do a fault to one of its slices.
+///
+/// # Errors
+/// In words: it can't be asked, or why it will not.
+pub fn inject_into(pid: u32, fault: &Fault) -> Result<(), String> {
+    let fault = serde_json::to_string(fault).map_err(|error| error.to_string())?;
+    request::<Result<(), String>>(pid, &format!("{FAULT}{fault}")).map_err(|error| {
+        format!("process {pid} cannot be asked: {error}; is it a program of yours that uses Mainstay now?")
+    })?
+}
+
+/// Sends one line to the socket of a process and reads the answer.
+fn request<T: serde::de::DeserializeOwned>(pid: u32, line: &str) -> std::io::Result<T> {
     let mut stream = UnixStream::connect_addr(&address(pid)?)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(b"status\n")?;
+    stream.write_all(line.as_bytes())?;
+    stream.write_all(b"\n")?;
     Ok(serde_json::from_reader(BufReader::new(stream))?)
 }
 

@@ -154,10 +154,10 @@ impl Loss {
             LossCause::ConnectionClosed => format!("{worker} closed its connection and was killed"),
             LossCause::Corrupt(what) => format!("{worker} sent what can't be read and was killed ({what})"),
             LossCause::Silent(time) => {
-                format!("{worker} gave no sign of life for {time:?} and was killed")
+                format!("{worker} gave no sign of life for {time:.1?} (heartbeat_timeout) and was killed")
             }
             LossCause::Stuck(time) => {
-                format!("{worker} finished none of its work for {time:?} and was killed")
+                format!("{worker} finished none of its work for {time:.1?} (progress_timeout) and was killed")
             }
             LossCause::Preempted => "it was preempted".to_owned(),
             LossCause::StartFailed(status) => format!("{worker} could not start: {}", status.message),
@@ -234,8 +234,8 @@ mod tests {
             (LossCause::ExitCode(3), "left with exit code 3"),
             (LossCause::ConnectionClosed, "closed its connection"),
             (LossCause::Corrupt("bad header".into()), "bad header"),
-            (LossCause::Silent(second), "no sign of life for 1s"),
-            (LossCause::Stuck(second), "none of its work for 1s"),
+            (LossCause::Silent(second), "no sign of life for 1.0s"),
+            (LossCause::Stuck(second), "none of its work for 1.0s"),
             (LossCause::Preempted, "it was preempted"),
             (LossCause::StartFailed(Status::invalid("no such file")), "could not start: no such file"),
             (LossCause::StartTimeout(second), "not up after 1s"),

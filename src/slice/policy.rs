@@ -37,7 +37,7 @@ impl Default for Policy {
             backoff_initial: Duration::from_millis(100),
             backoff_max: Duration::from_secs(10),
             settled_after: Duration::from_secs(10),
-            heartbeat: None,
+            heartbeat: Some(Duration::from_secs(30)),
             progress: None,
         }
     }

@@ -144,9 +144,10 @@ impl Host {
         start: &Start,
         outbox: Outbox,
         arena: Option<&'static ArenaView>,
-        spanning: Spanning,
+        mut spanning: Spanning,
     ) -> Result<Self, Status> {
         let plugin = Plugin::load(&start.plugin)?;
+        spanning.register(plugin);
         let client = start.create_client.then(|| Client::new(plugin, &start.options)).transpose()?;
         Ok(Self {
             plugin,

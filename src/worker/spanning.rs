@@ -15,6 +15,8 @@ use crate::wire::message::{ExecutableId, Execute, LaunchId};
 pub(super) struct Spanning {
     /// The memory to meet the other workers in, until the worker has joined.
     memory: Option<OwnedFd>,
+    /// Whether the plugin has the handlers that spanning programs call: a spare is given programs before it joins.
+    handlers: Result<(), Status>,
     exchange: Result<Joined, Status>,
     programs: HashMap<ExecutableId, Arc<Program>>,
     /// Run ids of launches that have begun and not been executed.
@@ -55,14 +57,21 @@ impl Spanning {
     /// Nothing but the memory to meet in, where the client has passed one on.
     pub(super) fn new(memory: Option<OwnedFd>) -> Self {
         let exchange = Err(Status::failed_precondition("this worker has not joined the exchange between slices"));
-        Self { memory, exchange, programs: HashMap::new(), begun: HashMap::new() }
+        Self { memory, handlers: exchange.clone().map(drop), exchange, programs: HashMap::new(), begun: HashMap::new() }
     }
 
-    fn join(&mut self, plugin: &Plugin, slice: u32, incarnation: u32, devices: usize) -> Result<Joined, Status> {
+    /// Gives the plugin the handlers that spanning programs call, where there may be such programs.
+    pub(super) fn register(&mut self, plugin: &Plugin) {
+        if self.memory.is_some() {
+            self.handlers = ffi::register(plugin);
+        }
+    }
+
+    fn join(&mut self, slice: u32, incarnation: u32, devices: usize) -> Result<Joined, Status> {
         let memory = self.memory.take();
         let memory =
             memory.ok_or_else(|| Status::failed_precondition("this worker has no memory to exchange data in"))?;
-        ffi::register(plugin)?;
+        self.handlers.clone()?;
         let shared = Shared::attach(memory, slice, incarnation)?;
         let exchange = Arc::new(Exchange::start(Box::new(shared), devices)?);
         ffi::install(Some(exchange.clone()));
@@ -131,7 +140,7 @@ impl Host {
     /// Takes a slice's place in the exchange. An error is told by every launch that spans slices.
     pub(super) fn join(&mut self, slice: u32, incarnation: u32) {
         let devices = self.client.as_ref().map_or(1, |client| client.devices().count());
-        self.spanning.exchange = self.spanning.join(self.plugin, slice, incarnation, devices);
+        self.spanning.exchange = self.spanning.join(slice, incarnation, devices);
         if let Err(status) = &self.spanning.exchange {
             tracing::warn!(%status, slice, incarnation, "the worker can't take part in programs that span slices");
         }

@@ -4,6 +4,15 @@ import ctypes
 import os
 from pathlib import Path
 
+# Functions of the library besides those of its extensions: the result and the arguments.
+_FUNCTIONS = {
+    "mainstay_status_json": (ctypes.c_void_p, ()),
+    "mainstay_string_free": (None, (ctypes.c_void_p,)),
+    "mainstay_wait_for_change": (ctypes.c_uint64, (ctypes.c_uint64, ctypes.c_uint64)),
+    "mainstay_fault": (ctypes.c_void_p, (ctypes.c_char_p,)),
+    "mainstay_reached_step": (None, (ctypes.c_uint64,)),
+}
+
 _library: ctypes.CDLL | None = None
 
 
@@ -11,7 +20,11 @@ def library() -> ctypes.CDLL | None:
     """That copy, or None before JAX has loaded it: a second copy would know no clients."""
     global _library
     if _library is None and (path := _path()) is not None:
-        _library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        _library = library
     return _library
 
 

@@ -50,11 +50,23 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """A worker that is kept ready to become the next incarnation of a lost slice."""
+
+    pid: int
+    """Its process."""
+    ready: bool
+    """Whether it is up."""
+
+
+@dataclass(frozen=True)
 class ClientStatus:
     """One PJRT client of this process."""
 
     slices: tuple[Slice, ...]
     """Its slices, by index."""
+    spares: tuple[Spare, ...]
+    """Its spares."""
 
 
 def slices() -> tuple[Slice, ...]:
@@ -67,7 +79,7 @@ def slices() -> tuple[Slice, ...]:
 
 def status() -> tuple[ClientStatus, ...]:
     """Every client of this process. JAX makes one; empty before that."""
-    library = _loaded_library()
+    library = _loaded.library()
     if library is None:
         return ()
     text = library.mainstay_status_json()
@@ -81,7 +93,10 @@ def status() -> tuple[ClientStatus, ...]:
 
 
 def _client(document: Mapping[str, Any]) -> ClientStatus:
-    return ClientStatus(slices=tuple(_slice(one) for one in document["slices"]))
+    return ClientStatus(
+        slices=tuple(_slice(one) for one in document["slices"]),
+        spares=tuple(Spare(one["pid"], one["ready"]) for one in document["spares"]),
+    )
 
 
 def _slice(document: Mapping[str, Any]) -> Slice:
@@ -95,13 +110,3 @@ def _slice(document: Mapping[str, Any]) -> Slice:
         bytes=dict(document["bytes"]),
         losses=tuple(Loss(loss["incarnation"], loss["reason"], loss["at"]) for loss in document["losses"]),
     )
-
-
-def _loaded_library() -> ctypes.CDLL | None:
-    library = _loaded.library()
-    if library is not None:
-        library.mainstay_status_json.argtypes = ()
-        library.mainstay_status_json.restype = ctypes.c_void_p
-        library.mainstay_string_free.argtypes = (ctypes.c_void_p,)
-        library.mainstay_string_free.restype = None
-    return library

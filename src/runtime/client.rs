@@ -22,8 +22,7 @@ use crate::program::artifact::{Artifact, Part};
 use crate::program::options::{Assignment, CompileOptions};
 use crate::wire::arena::{Arena, ArenaOptions, Block};
 use crate::wire::message::{
-    CompileJob, CompiledSpanning, ExecutableId, Layout, NamedValue, Query, Reply, Start, TopologySource,
-    Value,
+    CompileJob, CompiledSpanning, ExecutableId, Layout, NamedValue, Query, Reply, Start, TopologySource, Value,
 };
 use crate::worker::collectives::create_region;
 

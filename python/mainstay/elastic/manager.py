@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 
-from mainstay import fault
+from mainstay import fault, snapshot as engine
 from mainstay.elastic import _retry
 from mainstay.elastic._errors import ElasticRuntimeError, is_error_due_to_slice_down
 from mainstay.elastic._slices import by_slice, healthy_slices, wait_for_slices
-from mainstay.elastic._store import PyTree, Snapshots
+from mainstay.elastic._store import PyTree, Snapshots, in_host_memory, on_mesh
 
 Handler = Callable[..., Any]
 
@@ -69,7 +69,7 @@ class Manager:
         with _one:
             if _the_manager is self:
                 _the_manager = None
-        self._snapshots = Snapshots(self.snapshot_buffer_size)
+        self._snapshots.clear()
 
     # The slices.
 
@@ -150,19 +150,18 @@ class Manager:
         """Takes a snapshot of a tree of arrays if `step` is a multiple of `snapshot_period`, or by `force`.
 
         Returns once it has begun, unless told to `block`; the arrays may be donated right after. An older snapshot
-        is given up when newer ones are complete, so a loss during the copy leaves the one before.
+        is given up when a newer one is whole, so a loss during the copy leaves the one before.
         """
         fault.reached(step)
-        self._snapshots.tidy()
         if force or step % self.snapshot_period == 0:
-            taken = self._snapshots.take(step, snapshot)
+            self._snapshots.take(step, snapshot)
             if block:
-                taken.wait()
+                self._snapshots.wait()
 
     def get_next_snapshot(
         self, mesh: jax.sharding.Mesh | None = None, shardings: PyTree | None = None
     ) -> tuple[int, PyTree]:
-        """The step and the tree of the newest snapshot that is complete. It stays: a handler may be called again.
+        """The step and the tree of the newest whole snapshot. It stays: a handler may be called again.
 
         On `mesh`, arrays are partitioned over the axes of the same names as when they were taken. `shardings` is one
         sharding for all, or a tree of them. Without either the arrays are NumPy's, to be placed as you like.
@@ -173,10 +172,10 @@ class Manager:
             raise ValueError("mesh and shardings say the same: give one of them")
         latest = self._snapshots.latest()
         if mesh is not None:
-            return latest.step, latest.on_mesh(mesh)
+            return latest.step, on_mesh(latest, mesh)
         if shardings is not None:
-            return latest.step, latest.with_shardings(shardings)
-        return latest.step, latest.to_host()
+            return latest.step, engine.restore(latest, shardings=shardings)
+        return latest.step, in_host_memory(latest, self.default_device)
 
     # Changes of the set of slices.
 
@@ -217,12 +216,10 @@ class Manager:
         # A slice in use that was lost, or replaced meanwhile, is for maybe_reshard_down.
         if len(healthy) == self.good_slice_count or not self._good.items() <= healthy.items():
             return None
-        if not self._snapshots.has_latest(step):
+        if not self._snapshots.has(step):
             self._snapshots.take(step, snapshot)
-        self._snapshots.latest()
-        if not self._snapshots.has_latest(step):
-            # Lost under the snapshot: the next access to the state says so.
-            return None
+        # A loss in its way is raised, for maybe_reshard_down.
+        self._snapshots.wait()
         self._good = healthy
         try:
             return elastic_handler(self, *handler_args, **(handler_kwargs or {}))

@@ -294,7 +294,7 @@ impl Buffer {
             Ok(block) => block,
             Err(error) => return done(Err(error)),
         };
-        let (to, asked) = (block.extent(), session.clone());
+        let (to, asked, ready) = (block.extent(), session.clone(), self.ready.clone());
         session.request(
             |request| command(request, to),
             Box::new(move |reply| match reply {
@@ -304,7 +304,8 @@ impl Buffer {
                     if asked.lost().is_some() {
                         asked.keep_until_reaped(Arc::new(block));
                     }
-                    done(Err(error));
+                    // The buffer knows the first cause, which may lie in another slice; the worker its own.
+                    ready.on_done(move |outcome| done(Err(outcome.as_ref().err().cloned().unwrap_or(error))));
                 }
             }),
         );

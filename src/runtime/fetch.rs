@@ -40,7 +40,7 @@ pub fn fetch(buffers: &[Arc<Buffer>], arrived: &Arrived) -> Result<(), Status> {
     }
     let mut asked = vec![false; buffers.len()];
     batches.iter().flat_map(|batch| &batch.items).for_each(|(place, ..)| asked[*place] = true);
-    batches.into_iter().for_each(|batch| batch.ask(arrived));
+    batches.into_iter().for_each(|batch| batch.ask(buffers, arrived));
     for (place, buffer) in buffers.iter().enumerate().filter(|(place, _)| !asked[*place]) {
         let arrived = arrived.clone();
         buffer.download(&[], move |block| arrived(place, block));
@@ -49,18 +49,27 @@ pub fn fetch(buffers: &[Arc<Buffer>], arrived: &Arrived) -> Result<(), Status> {
 }
 
 impl Batch {
-    fn ask(self, arrived: &Arrived) {
+    fn ask(self, buffers: &[Arc<Buffer>], arrived: &Arrived) {
         for items in self.items.chunks(IN_ONE_MESSAGE) {
             let downloads: Vec<(BufferId, Extent)> =
                 items.iter().map(|(_, buffer, block)| (*buffer, block.extent())).collect();
-            let answers = items.iter().map(|(place, _, block)| answer(&self.session, *place, block, arrived)).collect();
+            let answers = items
+                .iter()
+                .map(|(place, _, block)| answer(&self.session, (*place, &buffers[*place]), block, arrived))
+                .collect();
             self.session.request_many(answers, |first| Command::Downloads { first, downloads });
         }
     }
 }
 
-fn answer(session: &Arc<Session>, place: usize, block: &Arc<Block>, arrived: &Arrived) -> Answer {
+fn answer(
+    session: &Arc<Session>,
+    (place, buffer): (usize, &Arc<Buffer>),
+    block: &Arc<Block>,
+    arrived: &Arrived,
+) -> Answer {
     let (session, block, arrived) = (session.clone(), block.clone(), arrived.clone());
+    let ready = buffer.ready.clone();
     Box::new(move |reply| match reply {
         Ok(_) => arrived(place, Ok(block)),
         Err(error) => {
@@ -68,7 +77,8 @@ fn answer(session: &Arc<Session>, place: usize, block: &Arc<Block>, arrived: &Ar
             if session.lost().is_some() {
                 session.keep_until_reaped(block);
             }
-            arrived(place, Err(error));
+            // The buffer knows the first cause, which may lie in another slice; the worker its own.
+            ready.on_done(move |outcome| arrived(place, Err(outcome.as_ref().err().cloned().unwrap_or(error))));
         }
     })
 }

@@ -52,21 +52,25 @@ def initialize_training_loop(mesh: Mesh) -> tuple[State, int, Callable[[State], 
     return jax.device_put(state, replicated), 0, jitted
 
 
-def elastic_handler(elastic_utils: manager.Manager, seen: list[tuple[int, int]]) -> tuple[Any, ...]:
+# Step that was gone on from, and slices from then on.
+Change = tuple[int, tuple[int, ...]]
+
+
+def elastic_handler(elastic_utils: manager.Manager, changes: list[Any]) -> tuple[Any, ...]:
     """Starts again on the devices there are, from the newest snapshot."""
     mesh = initialize_mesh(elastic_utils.good_devices)
     _, _, train_step = initialize_training_loop(mesh)
     step, state = elastic_utils.get_next_snapshot(mesh=mesh)
-    seen.append((step, elastic_utils.good_slice_count))
+    changes.append((step, tuple(sorted(elastic_utils.good_slice_indices))))
     return state, step, mesh, train_step
 
 
 def train(
     final_step: int, elastic_manager: manager.Manager, at_step: Callable[[int], None] = lambda step: None
-) -> tuple[State, list[tuple[int, int]]]:
-    """Trains; returns the final state, and step and slice count of each change of the mesh."""
-    seen: list[tuple[int, int]] = []
-    handler = {"elastic_handler": elastic_handler, "handler_args": (seen,)}
+) -> tuple[State, list[Change]]:
+    """Trains; returns the final state, and the changes of the mesh."""
+    changes: list[Change] = []
+    handler: dict[str, Any] = {"elastic_handler": elastic_handler, "handler_args": (changes,)}
     mesh = initialize_mesh(elastic_manager.good_devices)
     state, step, train_step = initialize_training_loop(mesh)
     # So that there is something to go back to from the beginning.
@@ -77,13 +81,29 @@ def train(
             state = train_step(state)
             step += 1
             elastic_manager.maybe_snapshot(step=step, snapshot=state)
-            resharded = elastic_manager.maybe_reshard_up(step=step, snapshot=state, **handler)  # type: ignore[arg-type]
+            resharded = elastic_manager.maybe_reshard_up(step=step, snapshot=state, **handler)
             if resharded:
                 state, step, mesh, train_step = resharded
             if step == final_step:
                 jax.block_until_ready(state)
         except jax.errors.JaxRuntimeError as error:
-            state, step, mesh, train_step = elastic_manager.maybe_reshard_down(error=error, **handler)  # type: ignore[arg-type]
-    return state, seen
+            state, step, mesh, train_step = elastic_manager.maybe_reshard_down(error=error, **handler)
+    return state, changes
 
 
+def changing_by_plan(final_step: int, changes: list[Change]) -> State:
+    """What training gives that changes its mesh at these steps, and loses nothing."""
+    # A change that training went back beyond does not count: its steps were repeated.
+    last: dict[int, tuple[int, ...]] = {}
+    for at, slices in changes:
+        last = {earlier: those for earlier, those in last.items() if earlier < at} | {at: slices}
+    mesh = initialize_mesh(jax.devices())
+    state, step, train_step = initialize_training_loop(mesh)
+    while step < final_step:
+        if step in last:
+            mesh = initialize_mesh([device for device in jax.devices() if device.slice_index in last[step]])
+            _, _, train_step = initialize_training_loop(mesh)
+            state = jax.device_put(jax.tree.map(np.asarray, state), NamedSharding(mesh, PartitionSpec()))
+        state = train_step(state)
+        step += 1
+    return state

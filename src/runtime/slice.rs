@@ -101,11 +101,7 @@ impl Slice {
     /// Where the slice stands, its incarnation, and its worker's process.
     pub fn standing(&self) -> Standing {
         let known = self.known();
-        let (state, incarnation) = (known.machine.state(), known.machine.incarnation());
-        // The machine knows that a worker is up a little before the client can use it.
-        let serves = self.current_if_any().is_some_and(|session| session.incarnation == incarnation);
-        let state = if state == State::Healthy && !serves { State::Starting } else { state };
-        (state, incarnation, known.machine.pid())
+        (known.machine.state(), known.machine.incarnation(), known.machine.pid())
     }
 
     /// The losses so far that are kept, oldest first.

@@ -189,7 +189,7 @@ mod tests {
             let slabs = target.slabs(elements);
             prop_assert_eq!(slabs.iter().map(Region::count).sum::<u64>(), target.count());
             for slab in &slabs {
-                prop_assert_eq!(slab.overlap(&target).as_ref(), Some(slab));
+                prop_assert_eq!(slab.overlap(&target), Some(slab.clone()));
             }
         }
     }

@@ -243,9 +243,9 @@ entries! {
             let client = ClientHandle::borrow(args.client)?;
             let place = client.place(args.device, args.memory)?;
             let shape = shape(args.type_, args.dims, args.num_dims, args.device_layout)?;
-            let buffer = match supplied(client.client(), place, shape) {
-                Ok(buffer) => buffer?,
-                Err(shape) => {
+            let buffer = match supplied(client.client(), place, &shape) {
+                Some(buffer) => buffer?,
+                None => {
                     let array = host_array(args.data, &shape, args.byte_strides, args.num_byte_strides)?;
                     client.client().upload(place, shape.clone(), |into| array.copy_to(into))?
                 }

@@ -53,14 +53,11 @@ pub fn capture(buffer: *mut sys::PJRT_Buffer) -> bool {
     capturing
 }
 
-/// The buffer for this thread's next order, if it is being supplied; else the shape comes back.
-pub fn supplied(client: &Arc<Client>, place: Place, shape: Shape) -> Result<Result<Arc<Buffer>, Status>, Shape> {
-    let order = ORDERS.with_borrow_mut(|orders| orders.as_mut().map(VecDeque::pop_front));
-    match order {
-        None => Err(shape),
-        Some(None) => Ok(Err(Status::invalid("more buffers are asked for than were ordered of the snapshot"))),
-        Some(Some(order)) => Ok(order.fill(client, place, shape)),
-    }
+/// The buffer for this thread's next order, if it is being supplied.
+pub fn supplied(client: &Arc<Client>, place: Place, shape: &Shape) -> Option<Result<Arc<Buffer>, Status>> {
+    let order = ORDERS.with_borrow_mut(|orders| orders.as_mut().map(VecDeque::pop_front))?;
+    let missing = || Status::invalid("more buffers are asked for than were ordered of the snapshot");
+    Some(order.ok_or_else(missing).and_then(|order| order.fill(client, place, shape.clone())))
 }
 
 impl Order {

@@ -13,6 +13,7 @@
 mod helpers;
 pub mod region;
 mod restore;
+#[allow(clippy::module_inception, reason = "it holds the one type that the module is about")]
 mod snapshot;
 mod store;
 

@@ -70,11 +70,8 @@ impl Region {
 
     /// The offset of an index of the array in the dense elements of this region.
     pub(super) fn position(&self, index: &[i64]) -> usize {
-        let mut position = 0;
-        for dim in 0..self.size.len() {
-            position = position * self.size[dim] + (index[dim] - self.start[dim]);
-        }
-        position as usize
+        let dims = self.size.iter().zip(index).zip(&self.start);
+        dims.fold(0, |position, ((size, index), start)| position * size + (index - start)) as usize
     }
 }
 

@@ -67,6 +67,12 @@ def compilers() -> set[int]:
     return children - {one.pid for one in mainstay.slices() if one.pid is not None}
 
 
+def cpu_seconds(pid: int) -> float:
+    """The processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @jax.jit
 def long(x: jax.Array, rounds: int) -> jax.Array:
     """A program that runs as long as one likes: 2,000 rounds on 64 by 64 numbers are some 100 ms."""

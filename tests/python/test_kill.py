@@ -202,7 +202,7 @@ def test_e_a_worker_dies_during_a_compile() -> None:
     from probe import devices_of, incarnation_of, kill, wait_replaced
 
     def unrolled(x: jax.Array) -> jax.Array:
-        for i in range(1500):
+        for i in range(1000):
             x = jax.numpy.sin(x) * (1 + i * 1e-6)
         return x
 
@@ -228,10 +228,10 @@ def test_e_the_compiler_dies_during_a_compile() -> None:
     import numpy as np
 
     import mainstay
-    from probe import compilers, devices_of, equal, wait_for
+    from probe import compilers, cpu_seconds, devices_of, equal, wait_for
 
     def unrolled(x: jax.Array) -> jax.Array:
-        for i in range(3000):
+        for i in range(1000):
             x = jax.numpy.sin(x) * (1 + i * 1e-6)
         return x
 
@@ -239,7 +239,14 @@ def test_e_the_compiler_dies_during_a_compile() -> None:
     equal(jax.jit(lambda y: y + 1)(x), 2)
     lowered = jax.jit(unrolled).lower(x)
     wait_for(lambda: len(compilers()) == 1, "the compiler process")
-    killer = threading.Timer(0.3, lambda: os.kill(compilers().pop(), signal.SIGKILL))
+    (compiler,) = compilers()
+    idle = cpu_seconds(compiler)
+
+    def kill_when_it_compiles() -> None:
+        wait_for(lambda: cpu_seconds(compiler) > idle + 0.1, "the compiler to compile")
+        os.kill(compiler, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_when_it_compiles)
     killer.start()
     try:
         lowered.compile()

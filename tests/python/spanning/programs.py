@@ -52,7 +52,8 @@ def save(name, lowered, replicas=1, partitions=8, shardy=True):
 def jit(name, function, shapes, specs, out=None, donate=(), mesh=MESH, dtype=jnp.float32):
     shardings = tuple(sharded(*spec, mesh=mesh) for spec in specs)
     arguments = [
-        jax.ShapeDtypeStruct(shape, kind) for shape, kind in ((s, dtype) if isinstance(s[0], int) else s for s in shapes)
+        jax.ShapeDtypeStruct(shape, kind)
+        for shape, kind in ((s, dtype) if isinstance(s[0], int) else s for s in shapes)
     ]
     options = {} if out is None else {"out_shardings": out}
     save(name, jax.jit(function, in_shardings=shardings, donate_argnums=donate, **options).lower(*arguments))
@@ -84,16 +85,44 @@ def reductions():
             return tuple(results)
 
         attempt(shard_map, f"reduce_{kind}", every, (64, 12), dtype=dtype)
-        attempt(shard_map, f"reduce_large_{kind}", lambda x: (lax.psum(x, ALL), lax.psum(x * 3, "b")), (8, 20000), dtype=dtype)
+        attempt(
+            shard_map,
+            f"reduce_large_{kind}",
+            lambda x: (lax.psum(x, ALL), lax.psum(x * 3, "b")),
+            (8, 20000),
+            dtype=dtype,
+        )
         attempt(jit, f"prod_{kind}", lambda x: jnp.prod(x, axis=0), [((64, 6), dtype)], [(ALL, None)])
     for kind in ("float8_e5m2", "float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "float8_e4m3fnuz"):
         dtype = jnp.dtype(kind)
-        attempt(shard_map, f"reduce_{kind}", lambda x: (lax.psum(x, ALL), lax.pmax(x, "a"), lax.all_gather(x, "b")), (64, 12), dtype=dtype)
+        attempt(
+            shard_map,
+            f"reduce_{kind}",
+            lambda x: (lax.psum(x, ALL), lax.pmax(x, "a"), lax.all_gather(x, "b")),
+            (64, 12),
+            dtype=dtype,
+        )
     for name, combine, start in (("and", lax.bitwise_and, -1), ("or", lax.bitwise_or, 0), ("xor", lax.bitwise_xor, 0)):
-        attempt(jit, f"bits_{name}", lambda x, c=combine, s=start: lax.reduce(x, np.int32(s), c, (0,)), [((64, 6), jnp.int32)], [(ALL, None)])
-    jit("any_all", lambda x: (jnp.any(x > 1, axis=0), jnp.all(x < 1.5, axis=0), jnp.any(x > 5), jnp.all(x < 9)), [(64, 6)], [(ALL, None)])
+        attempt(
+            jit,
+            f"bits_{name}",
+            lambda x, c=combine, s=start: lax.reduce(x, np.int32(s), c, (0,)),
+            [((64, 6), jnp.int32)],
+            [(ALL, None)],
+        )
+    jit(
+        "any_all",
+        lambda x: (jnp.any(x > 1, axis=0), jnp.all(x < 1.5, axis=0), jnp.any(x > 5), jnp.all(x < 9)),
+        [(64, 6)],
+        [(ALL, None)],
+    )
     shard_map("pred_psum", lambda x: lax.psum(x > 0, ALL), (64, 6))
-    shard_map("variadic_psum", lambda x: lax.psum((x, x * 2, x.astype(jnp.bfloat16), (x * 4).astype(jnp.int32)), ALL), (64, 6), out=(P(ALL),) * 4)
+    shard_map(
+        "variadic_psum",
+        lambda x: lax.psum((x, x * 2, x.astype(jnp.bfloat16), (x * 4).astype(jnp.int32)), ALL),
+        (64, 6),
+        out=(P(ALL),) * 4,
+    )
     shard_map("zero_size", lambda x: (lax.psum(x[:0], ALL), lax.all_gather(x[:0], "a")), (64, 6))
 
 
@@ -117,11 +146,17 @@ def moves():
             f"narrow_{kind}",
             lambda x, k=kind: tuple(
                 y.astype(jnp.float32)
-                for y in (lax.all_gather(x.astype(k), "a"), lax.ppermute(x.astype(k), "b", [(0, 1), (1, 2)]), lax.all_to_all(x.astype(k), ALL, 0, 0, tiled=True))
+                for y in (
+                    lax.all_gather(x.astype(k), "a"),
+                    lax.ppermute(x.astype(k), "b", [(0, 1), (1, 2)]),
+                    lax.all_to_all(x.astype(k), ALL, 0, 0, tiled=True),
+                )
             ),
             (64, 6),
         )
-    shard_map("all_gather_large", lambda x: (lax.all_gather(x, ALL), lax.all_gather(x, "a", axis=1, tiled=True)), (64, 3000))
+    shard_map(
+        "all_gather_large", lambda x: (lax.all_gather(x, ALL), lax.all_gather(x, "a", axis=1, tiled=True)), (64, 3000)
+    )
 
     def exchanges(x):
         return (
@@ -161,10 +196,17 @@ def moves():
     shard_map("ppermute", permutes, (64, 6))
     shard_map("ppermute_large", lambda x: lax.ppermute(x, ALL, [(i, 7 - i) for i in range(8)]), (64, 9000))
     attempt(shard_map, "pbroadcast", lambda x: (lax.pbroadcast(x, "b", 2), lax.pbroadcast(x, "a", 1)), (64, 6))
-    shard_map("axis_index", lambda x: (x + lax.axis_index("a"), x * lax.axis_index("b"), x + lax.axis_index(ALL)), (64, 6))
+    shard_map(
+        "axis_index", lambda x: (x + lax.axis_index("a"), x * lax.axis_index("b"), x + lax.axis_index(ALL)), (64, 6)
+    )
     shard_map(
         "cube",
-        lambda x: (lax.psum(x, ("x", "z")), lax.all_gather(x, ("z", "y")), lax.psum_scatter(x, ("y", "x"), tiled=True), lax.ppermute(x, "y", [(0, 1)])),
+        lambda x: (
+            lax.psum(x, ("x", "z")),
+            lax.all_gather(x, ("z", "y")),
+            lax.psum_scatter(x, ("y", "x"), tiled=True),
+            lax.ppermute(x, "y", [(0, 1)]),
+        ),
         (64, 6),
         spec=P(("x", "y", "z")),
         out=P(("x", "y", "z")),
@@ -201,7 +243,9 @@ def control_flow():
     def nested(x):
         def outer(c, _):
             def inner(i, d):
-                return lax.cond(lax.psum(i, "a") % 4 == 0, lambda e: lax.psum(e, "b") * 0.25, lambda e: lax.pmin(e, "a") + 1, d)
+                return lax.cond(
+                    lax.psum(i, "a") % 4 == 0, lambda e: lax.psum(e, "b") * 0.25, lambda e: lax.pmin(e, "a") + 1, d
+                )
 
             return lax.fori_loop(0, 3, inner, c), lax.psum(jnp.sum(c), ALL)
 
@@ -214,8 +258,12 @@ def control_flow():
         return lax.psum(x, "a") + lax.all_gather(x, "b")[0]
 
     shard_map("called_twice", lambda x: (twice(x), twice(x * 2), twice(twice(x))), (32, 4))
-    shard_map("many", lambda x: tuple(lax.psum(jnp.sin(x * (i + 1)), ALL if i % 2 else "a") for i in range(24)), (64, 64))
-    shard_map("remat", jax.grad(lambda x: jnp.sum(jax.checkpoint(lambda y: jnp.sin(lax.psum(jnp.sin(y), "a")))(x))), (32, 4))
+    shard_map(
+        "many", lambda x: tuple(lax.psum(jnp.sin(x * (i + 1)), ALL if i % 2 else "a") for i in range(24)), (64, 64)
+    )
+    shard_map(
+        "remat", jax.grad(lambda x: jnp.sum(jax.checkpoint(lambda y: jnp.sin(lax.psum(jnp.sin(y), "a")))(x))), (32, 4)
+    )
 
 
 def partitioned(prefix=""):
@@ -260,7 +308,12 @@ def partitioned(prefix=""):
         [(64, 32)],
         [("a", "b")],
     )
-    jit(prefix + "uneven", lambda x: (lax.with_sharding_constraint(jnp.concatenate([x, x[:3]]), sharded(ALL)) * 2).sum(0), [(64, 5)], [(ALL, None)])
+    jit(
+        prefix + "uneven",
+        lambda x: (lax.with_sharding_constraint(jnp.concatenate([x, x[:3]]), sharded(ALL)) * 2).sum(0),
+        [(64, 5)],
+        [(ALL, None)],
+    )
     jit(prefix + "no_collectives", lambda x: jnp.sin(x) * 2, [(64, 8)], [(ALL, None)])
     jit(prefix + "replicated", lambda x: jnp.sin(x) * 2, [(8, 8)], [()])
 
@@ -283,7 +336,14 @@ def partitioned(prefix=""):
 def transformer():
     width, heads, depth = 32, 4, 2
     keys = ("query", "key", "value", "out", "up", "down")
-    specs = {"query": (None, "b"), "key": (None, "b"), "value": (None, "b"), "out": ("b", None), "up": (None, "b"), "down": ("b", None)}
+    specs = {
+        "query": (None, "b"),
+        "key": (None, "b"),
+        "value": (None, "b"),
+        "out": ("b", None),
+        "up": (None, "b"),
+        "down": ("b", None),
+    }
 
     def layer(x, w):
         split = lambda y: y.reshape(*y.shape[:2], heads, -1)
@@ -320,7 +380,16 @@ def replicas():
         save(name, lowered, 8 // partitions, partitions)
 
     attempt(pmap, "pmap_psum", lambda x: (lax.psum(x, "i"), lax.pmax(x, "i"), lax.axis_index("i") + x), (8, 5))
-    attempt(pmap, "pmap_moves", lambda x: (lax.all_gather(x, "i"), lax.ppermute(x, "i", [(0, 3), (3, 0)]), lax.all_to_all(x.reshape(8, -1), "i", 0, 0)), (8, 16))
+    attempt(
+        pmap,
+        "pmap_moves",
+        lambda x: (
+            lax.all_gather(x, "i"),
+            lax.ppermute(x, "i", [(0, 3), (3, 0)]),
+            lax.all_to_all(x.reshape(8, -1), "i", 0, 0),
+        ),
+        (8, 16),
+    )
     attempt(pmap, "pmap_groups", lambda x: lax.psum(x, "i", axis_index_groups=[[0, 5], [1, 4], [2, 7], [3, 6]]), (8, 5))
 
 

@@ -53,7 +53,7 @@ lint: setup ## rustfmt, clippy, ruff, mypy
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(VENV)/ruff format --config python/pyproject.toml --check --quiet $(PYTHON_SOURCES)
 	$(VENV)/ruff check --config python/pyproject.toml --quiet $(PYTHON_SOURCES)
-	$(VENV)/mypy --config-file python/pyproject.toml python/mainstay benches examples scripts tests/python
+	$(VENV)/mypy --config-file python/pyproject.toml python/mainstay benches examples scripts
 
 fmt: setup ## format all code
 	@cargo fmt

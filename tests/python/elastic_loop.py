@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import mainstay
 from mainstay.elastic import manager
 
 FEATURES, WIDTH, BATCH = 8, 16, 24

@@ -14,9 +14,9 @@ def test_the_loop_goes_on_with_fewer_slices_and_takes_them_back() -> None:
     """The guide's loop over a loss and a return; the final state is that of the same changes without any loss."""
     import jax
     import numpy as np
+    from elastic_loop import changing_by_plan, train
 
     import mainstay
-    from elastic_loop import changing_by_plan, train
     from mainstay import elastic, fault
     from probe import wait_for
 
@@ -275,7 +275,7 @@ def test_a_stopped_or_stuck_worker_is_lost_and_replaced() -> None:
 
 @jax_process(slices=2, env={**RESTLESS, "MAINSTAY_SPARES": "1"})
 def test_a_spare_takes_over() -> None:
-    """The next incarnation is the spare's process, with the programs; a new spare comes; the state is as after any loss."""
+    """The next one is the spare's process, with the programs; a new spare comes; else it is as after any loss."""
     import jax
     import numpy as np
 
@@ -347,7 +347,8 @@ def test_the_command_line_does_faults() -> None:
 import os, subprocess, jax, mainstay
 jax.devices()
 def fault(*arguments):
-    return subprocess.run(["{EXECUTABLE}", "fault", *arguments, "--pid", str(os.getpid())], capture_output=True, text=True)
+    command = ["{EXECUTABLE}", "fault", *arguments, "--pid", str(os.getpid())]
+    return subprocess.run(command, capture_output=True, text=True)
 done = fault("kill", "--slice", "1")
 assert done.returncode == 0, done
 mainstay.wait_until(lambda now: now[1].incarnation == 2 and now[1].is_healthy, 60)

@@ -9,7 +9,7 @@ import jax
 import mainstay
 from mainstay.elastic._errors import ElasticRuntimeError, is_error_due_to_slice_down
 from mainstay.elastic._retry import ElasticRetryLimit, ScaleUpSignalError, elastic_retry
-from mainstay.elastic._slices import by_slice, healthy_slices, wait_for_slices
+from mainstay.elastic._slices import healthy_slices, wait_for_slices
 from mainstay.elastic.manager import Manager
 
 __all__ = [

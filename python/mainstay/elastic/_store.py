@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -73,7 +74,7 @@ def in_host_memory(taken: snapshot.Snapshot, device: jax.Device) -> PyTree:
     def read(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return leaf
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.device_put(leaf, SingleDeviceSharding(device))
         return np.asarray(leaf)
 

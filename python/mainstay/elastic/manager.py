@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 
-from mainstay import fault, snapshot as engine
+from mainstay import fault
+from mainstay import snapshot as engine
 from mainstay.elastic import _retry
 from mainstay.elastic._errors import ElasticRuntimeError, is_error_due_to_slice_down
 from mainstay.elastic._slices import by_slice, healthy_slices, wait_for_slices
@@ -251,7 +252,7 @@ class Manager:
         most = self.max_elastic_down_event_count
         if most is not None and self.elastic_down_event_count > most:
             raise ElasticRuntimeError(
-                f"a slice was lost for the {self.elastic_down_event_count}. time; max_elastic_down_event_count is {most}"
+                f"a slice was lost {self.elastic_down_event_count} times; max_elastic_down_event_count is {most}"
             ) from error
         most = self.max_reshard_retry_count
         if most is not None and retries > most:

@@ -68,7 +68,7 @@ def attempt(make, *arguments, **options):
     """What this version of JAX can't lower is left out, and said."""
     try:
         make(*arguments, **options)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         print(f"{arguments[0]}: not lowered: {str(error)[:150]}")
 
 
@@ -414,7 +414,7 @@ def main():
     measures()
     try:
         jax.config.update("jax_use_shardy_partitioner", False)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         print(f"no GSPMD in this version of JAX: {error}")
         return
     global save

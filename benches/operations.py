@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from snapshots import MEASUREMENTS as OF_SNAPSHOTS
+
 MIB = 1 << 20
 SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": MIB, "16 MiB": 16 * MIB, "256 MiB": 256 * MIB}
 
@@ -137,6 +139,7 @@ MEASUREMENTS: dict[str, Callable[[], float]] = {
     **{f"host to device, {name}": lambda size=size: host_to_device(size) for name, size in SIZES.items()},  # type: ignore[misc]
     **{f"device to host, {name}": lambda size=size: device_to_host(size) for name, size in SIZES.items()},  # type: ignore[misc]
     "training step": training_step,
+    **OF_SNAPSHOTS,
 }
 
 

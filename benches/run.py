@@ -25,7 +25,11 @@ def environment(platform: str, library: Path, create_options: dict[str, object],
     config = folder / f"{platform}.json"
     config.write_text(json.dumps({"library_path": str(library), "create_options": create_options}))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAINSTAY_", "JAX_"))}
-    return kept | {"PJRT_NAMES_AND_LIBRARY_PATHS": f"{platform}:{config}", "JAX_PLATFORMS": platform}
+    return kept | {
+        "PJRT_NAMES_AND_LIBRARY_PATHS": f"{platform}:{config}",
+        "JAX_PLATFORMS": platform,
+        "PYTHONPATH": str(CHECKOUT / "python"),
+    }
 
 
 class Bench:

@@ -212,6 +212,53 @@ PJRT_STRUCT_ENDS_AT(Mainstay_Snapshot_Restore_Args, buffer);
 /// the part needs, from however many stored parts.
 typedef PJRT_Error* Mainstay_Snapshot_Restore(Mainstay_Snapshot_Restore_Args* args);
 
+// ---- Files --------------------------------------------------------------------------------------
+
+/// Told the bytes that are done and all there are, on the thread of the call; false to give up.
+typedef bool Mainstay_Snapshot_Watch(void* user, uint64_t done, uint64_t total);
+
+typedef struct Mainstay_Snapshot_Export_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  Mainstay_Snapshot* snapshot;
+  const char* path;
+  size_t path_size;
+  /// The names of the arrays, each ended by a zero byte.
+  const char* names;
+  size_t names_size;
+  /// Text of the caller's, to be found when the file is read.
+  const char* metadata;
+  size_t metadata_size;
+  /// May be null.
+  Mainstay_Snapshot_Watch* watch;
+  void* user;
+} Mainstay_Snapshot_Export_Args;
+PJRT_STRUCT_ENDS_AT(Mainstay_Snapshot_Export_Args, user);
+
+/// Writes a whole snapshot to a file in the safetensors format. The file is whole or absent.
+typedef PJRT_Error* Mainstay_Snapshot_Export(Mainstay_Snapshot_Export_Args* args);
+
+typedef struct Mainstay_Snapshot_Import_Args {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  Mainstay_SnapshotStore* store;
+  /// Whose host memory to use; null: that of the process's first client.
+  PJRT_Client* client;
+  const char* path;
+  size_t path_size;
+  /// May be null.
+  Mainstay_Snapshot_Watch* watch;
+  void* user;
+  Mainstay_Snapshot* snapshot;  // out
+  /// The names of the arrays, each ended by a zero byte; as long as the handle lives.
+  const char* names;  // out
+  size_t names_size;  // out
+} Mainstay_Snapshot_Import_Args;
+PJRT_STRUCT_ENDS_AT(Mainstay_Snapshot_Import_Args, names_size);
+
+/// Reads a safetensors file into a new snapshot of a store.
+typedef PJRT_Error* Mainstay_Snapshot_Import(Mainstay_Snapshot_Import_Args* args);
+
 // ---- Through a framework that hides its handles -------------------------------------------------
 // A framework's Python objects do not show their PJRT_Buffer. Between a Begin and an End, on one thread, calls that the
 // framework makes to this library mean something else; calls on other threads don't.
@@ -286,8 +333,10 @@ typedef struct Mainstay_Snapshot_Extension {
   Mainstay_Capture_End* Mainstay_Capture_End;
   Mainstay_Supply_Begin* Mainstay_Supply_Begin;
   Mainstay_Supply_End* Mainstay_Supply_End;
+  Mainstay_Snapshot_Export* Mainstay_Snapshot_Export;
+  Mainstay_Snapshot_Import* Mainstay_Snapshot_Import;
 } Mainstay_Snapshot_Extension;
-PJRT_STRUCT_ENDS_AT(Mainstay_Snapshot_Extension, Mainstay_Supply_End);
+PJRT_STRUCT_ENDS_AT(Mainstay_Snapshot_Extension, Mainstay_Snapshot_Import);
 
 #ifdef __cplusplus
 }

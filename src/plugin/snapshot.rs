@@ -3,6 +3,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +15,8 @@ use super::handle::Handle;
 use crate::abi::{Status, sys};
 use crate::runtime::buffer::{Buffer, Place, Shape};
 use crate::runtime::client::Client;
-use crate::snapshot::{Phase, Request, Snapshot, Source, Store, supply};
+use crate::runtime::status::clients;
+use crate::snapshot::{Imported, Phase, Request, Snapshot, Source, Store, supply};
 use crate::wire::message::Dims;
 
 struct StoreHandle(Arc<Store>);
@@ -23,7 +26,17 @@ impl Handle for StoreHandle {
     const WHAT: &'static str = "snapshot store";
 }
 
-struct SnapshotHandle(Arc<Snapshot>);
+struct SnapshotHandle {
+    snapshot: Arc<Snapshot>,
+    /// The names of its arrays, each ended by a zero byte, where it came from a file.
+    names: Vec<u8>,
+}
+
+impl SnapshotHandle {
+    fn new(snapshot: Arc<Snapshot>) -> Self {
+        Self { snapshot, names: Vec::new() }
+    }
+}
 
 impl Handle for SnapshotHandle {
     type Raw = sys::Mainstay_Snapshot;
@@ -125,6 +138,18 @@ fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<VecDeque
     Ok(orders)
 }
 
+/// A caller's function that watches progress.
+///
+/// # Safety
+/// `user` is what the function wants.
+unsafe fn watching(
+    watch: Option<unsafe extern "C" fn(*mut c_void, u64, u64) -> bool>,
+    user: *mut c_void,
+) -> impl FnMut(u64, u64) -> bool {
+    // SAFETY: the caller's promise.
+    move |done, total| watch.is_none_or(|watch| unsafe { watch(user, done, total) })
+}
+
 fn phase_number(phase: &Phase) -> sys::Mainstay_Snapshot_Phase {
     match phase {
         Phase::Copying => sys::Mainstay_Snapshot_Phase_Copying,
@@ -155,7 +180,7 @@ entries! {
         args.num_snapshots = 0;
         for snapshot in snapshots.into_iter().rev().take(args.capacity) {
             // SAFETY: the caller's room for `capacity` handles.
-            unsafe { args.snapshots.add(args.num_snapshots).write(SnapshotHandle(snapshot).into_raw()) };
+            unsafe { args.snapshots.add(args.num_snapshots).write(SnapshotHandle::new(snapshot).into_raw()) };
             args.num_snapshots += 1;
         }
         Ok(())
@@ -174,7 +199,7 @@ entries! {
                 },
             )
         };
-        args.snapshot = SnapshotHandle(store.0.take(request)?).into_raw();
+        args.snapshot = SnapshotHandle::new(store.0.take(request)?).into_raw();
         Ok(())
     }
 
@@ -186,7 +211,7 @@ entries! {
 
     Mainstay_Snapshot_Info(args: Mainstay_Snapshot_Info_Args) {
         // SAFETY: a live snapshot of ours.
-        let snapshot = &unsafe { SnapshotHandle::borrow(args.snapshot)? }.0;
+        let snapshot = &unsafe { SnapshotHandle::borrow(args.snapshot)? }.snapshot;
         let taken_at = snapshot.taken_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let progress = snapshot.progress();
         (args.id, args.step, args.taken_at) = (snapshot.id, snapshot.step, taken_at.as_nanos() as i64);
@@ -199,7 +224,7 @@ entries! {
 
     Mainstay_Snapshot_Array(args: Mainstay_Snapshot_Array_Args) {
         // SAFETY: a live snapshot of ours.
-        let array = unsafe { SnapshotHandle::borrow(args.snapshot)? }.0.array(args.array)?;
+        let array = unsafe { SnapshotHandle::borrow(args.snapshot)? }.snapshot.array(args.array)?;
         (args.dims, args.num_dims) = (array.dims.as_ptr(), array.dims.len());
         (args.num_parts, args.type_) = (array.shards.len(), array.element_type);
         Ok(())
@@ -207,7 +232,7 @@ entries! {
 
     Mainstay_Snapshot_Wait(args: Mainstay_Snapshot_Wait_Args) {
         // SAFETY: a live snapshot of ours.
-        let phase = unsafe { SnapshotHandle::borrow(args.snapshot)? }.0.wait(Duration::from_nanos(args.timeout));
+        let phase = unsafe { SnapshotHandle::borrow(args.snapshot)? }.snapshot.wait(Duration::from_nanos(args.timeout));
         args.phase = phase_number(&phase);
         match phase {
             Phase::Failed(cause) => Err(cause),
@@ -217,12 +242,12 @@ entries! {
 
     Mainstay_Snapshot_Verify(args: Mainstay_Snapshot_Verify_Args) {
         // SAFETY: a live snapshot of ours.
-        unsafe { SnapshotHandle::borrow(args.snapshot)? }.0.verify()
+        unsafe { SnapshotHandle::borrow(args.snapshot)? }.snapshot.verify()
     }
 
     Mainstay_Snapshot_Drop(args: Mainstay_Snapshot_Drop_Args) {
         // SAFETY: a live snapshot of ours.
-        unsafe { SnapshotHandle::borrow(args.snapshot)? }.0.discard();
+        unsafe { SnapshotHandle::borrow(args.snapshot)? }.snapshot.discard();
         Ok(())
     }
 
@@ -232,10 +257,42 @@ entries! {
             let (handle, client) = (SnapshotHandle::borrow(args.snapshot)?, ClientHandle::borrow(args.client)?);
             let place = client.place(args.device, args.memory)?;
             let (start, dims) = (list(args.start, args.num_dims), list(args.dims, args.num_dims));
-            let shape = Shape::new(handle.0.array(args.array)?.element_type, dims);
-            let buffer = supply(client.client(), place, shape, &handle.0, args.array, start)?;
+            let shape = Shape::new(handle.snapshot.array(args.array)?.element_type, dims);
+            let buffer = supply(client.client(), place, shape, &handle.snapshot, args.array, start)?;
             args.buffer = BufferHandle::new(buffer, &client.places).into_raw();
         }
+        Ok(())
+    }
+
+    Mainstay_Snapshot_Export(args: Mainstay_Snapshot_Export_Args) {
+        // SAFETY: a live snapshot of ours; the caller's words and function.
+        let (handle, path, names, metadata, mut watch) = unsafe {
+            (
+                SnapshotHandle::borrow(args.snapshot)?,
+                text(args.path, args.path_size),
+                text(args.names, args.names_size),
+                text(args.metadata, args.metadata_size),
+                watching(args.watch, args.user),
+            )
+        };
+        let names: Vec<String> = names.split_terminator('\0').map(str::to_owned).collect();
+        handle.snapshot.export(Path::new(&path), &names, &metadata, &mut watch)
+    }
+
+    Mainstay_Snapshot_Import(args: Mainstay_Snapshot_Import_Args) {
+        // SAFETY: live handles of ours, the client's may be null; the caller's words and function.
+        let (store, client, path, mut watch) = unsafe {
+            let client = if args.client.is_null() { None } else { Some(ClientHandle::borrow(args.client)?.client().clone()) };
+            (StoreHandle::borrow(args.store)?, client, text(args.path, args.path_size), watching(args.watch, args.user))
+        };
+        let client = client.or_else(|| clients().into_iter().next());
+        let client = client.ok_or_else(|| Status::failed_precondition("there is no client whose host memory could be used"))?;
+        let Imported { snapshot, names } = store.0.import(&client, Path::new(&path), &mut watch)?;
+        let names = names.iter().flat_map(|name| name.bytes().chain([0])).collect();
+        let handle = SnapshotHandle { snapshot, names };
+        // The bytes stay where they are when the handle is moved.
+        (args.names, args.names_size) = (handle.names.as_ptr().cast(), handle.names.len());
+        args.snapshot = handle.into_raw();
         Ok(())
     }
 
@@ -254,7 +311,7 @@ entries! {
     Mainstay_Supply_Begin(args: Mainstay_Supply_Begin_Args) {
         // SAFETY: a live snapshot of ours; the caller's numbers.
         let ordered = unsafe {
-            orders(&SnapshotHandle::borrow(args.snapshot)?.0, Numbers(list(args.orders, args.orders_size)))?
+            orders(&SnapshotHandle::borrow(args.snapshot)?.snapshot, Numbers(list(args.orders, args.orders_size)))?
         };
         ORDERS.set(Some(ordered));
         Ok(())
@@ -291,6 +348,8 @@ pub const fn extension() -> sys::Mainstay_Snapshot_Extension {
         Mainstay_Capture_End: Some(Mainstay_Capture_End),
         Mainstay_Supply_Begin: Some(Mainstay_Supply_Begin),
         Mainstay_Supply_End: Some(Mainstay_Supply_End),
+        Mainstay_Snapshot_Export: Some(Mainstay_Snapshot_Export),
+        Mainstay_Snapshot_Import: Some(Mainstay_Snapshot_Import),
     }
 }
 

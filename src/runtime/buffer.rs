@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use super::client::Client;
 use super::device::{Device, Memory};
 use super::event::{Event, Outcome};
+use super::host_slot::HostSlot;
 use super::session::Session;
 use crate::abi::{Status, element};
 use crate::wire::arena::Block;
@@ -91,7 +92,7 @@ pub enum Holder {
     /// The worker of a session, under an id.
     Worker(Arc<Session>, BufferId),
     /// The arena: set no later than the buffer is ready, gone when the framework lets go of the value.
-    Arena(Arc<Mutex<Option<Arc<Block>>>>),
+    Arena(Arc<HostSlot>),
     /// Nobody: the buffer was poisoned when it was made.
     Nobody,
 }
@@ -182,7 +183,7 @@ impl Buffer {
     pub fn forget(&self) {
         match &self.holder {
             Holder::Worker(session, id) => session.send(&Command::Destroy { buffers: Ids::from_slice(&[*id]) }),
-            Holder::Arena(slot) => drop(lock(slot).take()),
+            Holder::Arena(slot) => slot.release(),
             Holder::Nobody => {}
         }
     }
@@ -265,18 +266,15 @@ impl Buffer {
     }
 
     /// Runs `done` once the value is in the arena. The value is kept meanwhile, though the buffer is deleted.
-    fn when_in_arena(
-        &self,
-        slot: &Arc<Mutex<Option<Arc<Block>>>>,
-        done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static,
-    ) {
-        if let Some(block) = lock(slot).clone() {
+    fn when_in_arena(&self, slot: &Arc<HostSlot>, done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static) {
+        if let Some(block) = slot.get_or_wait() {
             return done(Ok(block));
         }
         let slot = slot.clone();
         self.ready.on_done(move |outcome| {
             let gone = || Status::invalid("the buffer was deleted before its value came");
-            done(outcome.clone().and_then(|()| lock(&slot).clone().ok_or_else(gone)));
+            let block = slot.collect();
+            done(outcome.clone().and_then(|()| block.ok_or_else(gone)));
         });
     }
 

@@ -17,6 +17,7 @@ pub mod fault;
 pub mod fetch;
 pub mod gate;
 pub mod host_array;
+pub mod host_slot;
 pub mod launch;
 pub mod listen;
 pub mod notice;

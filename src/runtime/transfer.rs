@@ -1,11 +1,12 @@
 //! Moving values: host to device, device to device within and across slices, values that come later, values that are errors.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::buffer::{Buffer, DeviceLayout, Holder, Place, Shape};
 use super::client::Client;
 use super::event::Event;
 use super::host_array::HostArray;
+use super::host_slot::HostSlot;
 use super::session::Session;
 use crate::abi::{Status, element};
 use crate::wire::arena::Block;
@@ -62,7 +63,7 @@ impl Client {
 
     /// A buffer in host memory whose value is there.
     fn in_arena(self: &Arc<Self>, place: Place, shape: Shape, block: Arc<Block>) -> Arc<Buffer> {
-        let holder = Holder::Arena(Arc::new(Mutex::new(Some(block))));
+        let holder = Holder::Arena(Arc::new(HostSlot::filled(block)));
         Buffer::new(self, holder, place, shape, Event::completed(Ok(())))
     }
 
@@ -126,7 +127,7 @@ impl Client {
                 session.send(&Command::Upload { buffer: *id, spec: promise.spec.clone(), data });
             }
             Holder::Arena(slot) => {
-                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(block);
+                slot.fill(block);
                 promise.ready.set(Ok(()));
             }
             Holder::Worker(..) | Holder::Nobody => {}

@@ -10,13 +10,17 @@
 //!
 //! Lock order: a store's `ring`, then a snapshot's `state`. Neither is held while memory is freed or copied.
 
+mod file;
 mod helpers;
 pub mod region;
 mod restore;
 #[allow(clippy::module_inception, reason = "it holds the one type that the module is about")]
 mod snapshot;
 mod store;
+#[cfg(test)]
+mod tests;
 
+pub use file::{Imported, Watch};
 pub use restore::supply;
 pub use snapshot::{ArrayInfo, Phase, Progress, Shard, Snapshot, Value};
 pub use store::{Request, Source, Store};

@@ -7,6 +7,7 @@ use super::snapshot::{ArrayInfo, Description, Shard, Snapshot};
 use crate::abi::Status;
 use crate::runtime::buffer::Buffer;
 use crate::runtime::fetch::{Arrived, fetch};
+use crate::wire::arena::Block;
 use crate::wire::message::Dims;
 
 /// Keeps the last whole snapshots. A snapshot that is being taken needs its memory beside them.
@@ -74,6 +75,18 @@ impl Store {
         let arrived: Arrived = Arc::new(move |shard, value| taken.arrived(shard, value));
         fetch(&buffers, &arrived)?;
         Ok(snapshot)
+    }
+
+    /// A whole snapshot of values that are in the arena already, such as from a file.
+    pub(super) fn keep(self: &Arc<Self>, what: Description, blocks: Vec<Arc<Block>>) -> Arc<Snapshot> {
+        let snapshot = Snapshot::new(self, what);
+        if blocks.is_empty() {
+            snapshot.complete();
+        }
+        for (shard, block) in blocks.into_iter().enumerate() {
+            snapshot.arrived(shard, Ok(block));
+        }
+        snapshot
     }
 
     /// Takes a snapshot whose values are all there among the whole ones; the oldest make room.

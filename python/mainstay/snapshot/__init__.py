@@ -18,6 +18,7 @@ The functions of this module that take no store use one that is made at first ne
 from typing import Any
 
 from mainstay.snapshot._engine import Progress, SnapshotError
+from mainstay.snapshot._files import load, save
 from mainstay.snapshot._restore import restore
 from mainstay.snapshot._store import Snapshot, Store
 
@@ -29,7 +30,9 @@ __all__ = [
     "default_store",
     "drop",
     "latest",
+    "load",
     "restore",
+    "save",
     "snapshots",
     "take",
     "verify",

@@ -102,6 +102,30 @@ _ARGS = {
     "Mainstay_Capture_End": _struct("CaptureEnd", buffers=_POINTER, num_buffers=_SIZE),
     "Mainstay_Supply_Begin": _struct("SupplyBegin", snapshot=_POINTER, orders=ctypes.c_char_p, orders_size=_SIZE),
     "Mainstay_Supply_End": _struct("SupplyEnd", num_left=_SIZE),
+    "Mainstay_Snapshot_Export": _struct(
+        "Export",
+        snapshot=_POINTER,
+        path=ctypes.c_char_p,
+        path_size=_SIZE,
+        names=ctypes.c_char_p,
+        names_size=_SIZE,
+        metadata=ctypes.c_char_p,
+        metadata_size=_SIZE,
+        watch=_POINTER,
+        user=_POINTER,
+    ),
+    "Mainstay_Snapshot_Import": _struct(
+        "Import",
+        store=_POINTER,
+        client=_POINTER,
+        path=ctypes.c_char_p,
+        path_size=_SIZE,
+        watch=_POINTER,
+        user=_POINTER,
+        snapshot=_POINTER,
+        names=_POINTER,
+        names_size=_SIZE,
+    ),
 }
 
 

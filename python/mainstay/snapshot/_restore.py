@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from mainstay.snapshot._engine import SnapshotError
+from mainstay.snapshot._files import leaf_names
 from mainstay.snapshot._leaves import Kept, Leaf, start_of
 from mainstay.snapshot._store import Snapshot
 
@@ -14,7 +16,7 @@ from mainstay.snapshot._store import Snapshot
 def restore(snapshot: Snapshot, *, like: Any = None, shardings: Any = None) -> Any:
     """The tree of a snapshot, its arrays on devices again; returns at once, and the arrays get ready later.
 
-    The snapshot must be whole (`Snapshot.wait`). The slices that it was taken from may be gone. Each device gets what
+    A snapshot that is still copying is waited for. The slices that it was taken from may be gone. Each device gets what
     its shard needs and nothing else, directly from the snapshot's memory.
 
     Args:
@@ -25,25 +27,42 @@ def restore(snapshot: Snapshot, *, like: Any = None, shardings: Any = None) -> A
 
     Without either, every array goes where it was.
 
-    Raises SnapshotError where the snapshot is not whole or host memory has no room; ValueError where `like` or
-    `shardings` don't fit. A slice that is lost meanwhile is no error here: its arrays raise when they are used.
+    Raises SnapshotError for a snapshot that failed or was dropped, JaxRuntimeError where host memory has no room,
+    ValueError where `like` or `shardings` don't fit. A slice that is lost meanwhile is no error here: its arrays raise
+    when they are used.
     """
     if like is not None and shardings is not None:
         raise ValueError("give `like` or `shardings`, not both")
-    targets = _targets(snapshot, like, shardings)
-    pairs = zip(snapshot._leaves, targets, strict=True)
-    return jax.tree.unflatten(snapshot._structure, [_leaf(snapshot, leaf, target) for leaf, target in pairs])
+    snapshot.wait()
+    if snapshot.is_dropped():
+        name = f"the snapshot of step {snapshot.step}" + (f" ({snapshot.label})" if snapshot.label else "")
+        raise SnapshotError(f"FAILED_PRECONDITION: {name} is gone: it was dropped, or newer ones took its place")
+    structure, leaves = snapshot._structure, snapshot._leaves
+    if like is None:
+        targets = _targets(structure, shardings)
+    else:
+        models, structure = jax.tree.flatten(like)
+        leaves = _leaves_for(snapshot, structure)
+        targets = [_sharding_like(leaf, one) for leaf, one in zip(leaves, models, strict=True)]
+    made = [_leaf(snapshot, leaf, target) for leaf, target in zip(leaves, targets, strict=True)]
+    return jax.tree.unflatten(structure, made)
 
 
-def _targets(snapshot: Snapshot, like: Any, shardings: Any) -> list[Any]:
+def _leaves_for(snapshot: Snapshot, structure: Any) -> list[Leaf | Kept]:
+    """The snapshot's leaves for a tree to be made: of its own structure or, from a file, of the same names."""
+    if structure == snapshot._structure:
+        return snapshot._leaves
+    if snapshot._names is None:
+        raise ValueError(f"`like` has another structure than the snapshot: {structure} and {snapshot._structure}")
+    known = dict(zip(snapshot._names, snapshot._leaves, strict=True))
+    names = leaf_names(structure)
+    if missing := [name for name in names if name not in known]:
+        raise ValueError(f"`like` has {missing[0]} and {len(missing) - 1} others that the file does not have")
+    return [known[name] for name in names]
+
+
+def _targets(structure: Any, shardings: Any) -> list[Any]:
     """For each leaf the sharding that it is to have; None: the one that it had."""
-    structure = snapshot._structure
-    if like is not None:
-        leaves, given = jax.tree.flatten(like)
-        if given != structure:
-            raise ValueError(f"`like` has another structure than the snapshot: {given} instead of {structure}")
-        pairs = zip(snapshot._leaves, leaves, strict=True)
-        return [_sharding_like(leaf, one) for leaf, one in pairs]
     if shardings is None or isinstance(shardings, Sharding):
         return [shardings] * structure.num_leaves
     whole = jax.tree.unflatten(structure, range(structure.num_leaves))

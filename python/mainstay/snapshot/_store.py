@@ -23,6 +23,10 @@ class Snapshot:
         self._engine = engine()
         self._structure = structure
         self._leaves = leaves
+        # Where it came from a file: the names of the leaves.
+        self._names: list[str] | None = None
+        # A store of its own, where it is in no other.
+        self._keeper: Store | None = None
         self.step: int = step
         """The caller's number for the moment."""
         self.label: str = label
@@ -184,7 +188,9 @@ class Store:
             layout=layout,
             layout_size=len(layout) // 8,
         ).snapshot
-        snapshot = Snapshot(handle, structure, described, step, label)
+        return self._adopt(Snapshot(handle, structure, described, step, label))
+
+    def _adopt(self, snapshot: Snapshot) -> Snapshot:
         with self._lock:
             self._taken = [one for one in self._taken if one._phase() in (COPYING, WHOLE)]
             self._taken.append(snapshot)

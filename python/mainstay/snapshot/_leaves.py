@@ -3,7 +3,7 @@
 import copy
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,11 +16,10 @@ ArrayImpl = jax._src.array.ArrayImpl
 _IMMUTABLE = (int, float, complex, bool, str, bytes, type(None))
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """An array of a snapshot."""
+class Leaf(NamedTuple):
+    """An array of a snapshot. A tuple, because a snapshot makes many of them and must not take long."""
 
-    index: int
+    number: int
     """Its number among the snapshot's arrays."""
     aval: Any
     """Shape, type and weakness of the type."""

@@ -105,7 +105,7 @@ def _array(snapshot: Snapshot, leaf: Leaf, sharding: Any, committed: bool) -> ja
     indices = sharding.addressable_devices_indices_map(aval.shape)
     numbers: list[int] = []
     for device, index in indices.items():
-        numbers += (leaf.index, device.id, len(index), *start_of(index))
+        numbers += (leaf.number, device.id, len(index), *start_of(index))
     # Never read: it says what kind of array is wanted, and has no memory of its own.
     shard = np.broadcast_to(np.zeros((), aval.dtype), sharding.shard_shape(aval.shape))
     with snapshot._engine.supplying(snapshot._handle, struct.pack(f"<{len(numbers)}q", *numbers)):

@@ -146,45 +146,16 @@ class Store:
         ValueError for arrays that are not on Mainstay's devices.
         """
         leaves, structure = jax.tree.flatten(tree)
-        described: list[Leaf | Kept] = []
-        layouts: list[bytes] = []
-        count = 0
-        engine = self._engine
-        engine.call("Mainstay_Capture_Begin")
-        try:
-            for leaf in leaves:
-                array, keys = leaf, None
-                if type(leaf) is not ArrayImpl:
-                    if (below := keys_of(leaf)) is None:
-                        described.append(kept(leaf))
-                        continue
-                    array, keys = below
-                sharding = array.sharding
-                parts = self._parts_of(array, sharding)
-                if parts.single:
-                    array.unsafe_buffer_pointer()
-                else:
-                    shards = array._arrays
-                    for place in parts.places:
-                        shards[place].unsafe_buffer_pointer()
-                count += len(parts.places)
-                described.append(Leaf(len(layouts), array.aval, sharding, array._committed, keys))
-                layouts.append(parts.layout)
-        finally:
-            captured = engine.call("Mainstay_Capture_End")
-        if captured.num_buffers != count:
-            raise ValueError(
-                "the tree has arrays that are not on Mainstay's devices; put them there, or leave them out"
-            )
+        described, layouts, captured = self._describe(leaves)
         layout, name = b"".join(layouts), label.encode()
-        handle = engine.call(
+        handle = self._engine.call(
             "Mainstay_Snapshot_Take",
             store=self._handle,
             step=step,
             label=name,
             label_size=len(name),
             buffers=captured.buffers,
-            num_buffers=count,
+            num_buffers=captured.num_buffers,
             layout=layout,
             layout_size=len(layout) // 8,
         ).snapshot
@@ -196,13 +167,46 @@ class Store:
             self._taken.append(snapshot)
         return snapshot
 
-    def _parts_of(self, array: jax.Array, sharding: Any) -> Parts:
-        kind = (sharding, array.shape)
-        parts = self._parts.get(kind)
-        if parts is None:
-            if len(self._parts) >= _MOST_KINDS:
-                self._parts.clear()
-            parts = self._parts[kind] = Parts(array)
+    def _describe(self, leaves: "list[Any]") -> "tuple[list[Leaf | Kept], list[bytes], Any]":
+        """What the leaves are, what parts they are made of, and the buffers of those parts.
+
+        A step of the loop is short, and is kept so: a tree has thousands of leaves, and training waits.
+        """
+        described: list[Leaf | Kept] = []
+        layouts: list[bytes] = []
+        known, count = self._parts, 0
+        self._engine.call("Mainstay_Capture_Begin")
+        try:
+            for leaf in leaves:
+                array, keys = leaf, None
+                if type(leaf) is not ArrayImpl:
+                    if (below := keys_of(leaf)) is None:
+                        described.append(kept(leaf))
+                        continue
+                    array, keys = below
+                sharding = array.sharding
+                parts = known.get((sharding, array.shape)) or self._learn(array)
+                if parts.single:
+                    array.unsafe_buffer_pointer()
+                else:
+                    shards = array._arrays
+                    for place in parts.places:
+                        shards[place].unsafe_buffer_pointer()
+                count += len(parts.places)
+                described.append(Leaf(len(layouts), array.aval, sharding, array._committed, keys))
+                layouts.append(parts.layout)
+        finally:
+            captured = self._engine.call("Mainstay_Capture_End")
+        if captured.num_buffers != count:
+            raise ValueError(
+                "the tree has arrays that are not on Mainstay's devices; put them there, or leave them out"
+            )
+        return described, layouts, captured
+
+    def _learn(self, array: jax.Array) -> Parts:
+        if len(self._parts) >= _MOST_KINDS:
+            self._parts.clear()
+        parts = self._parts[array.sharding, array.shape] = Parts(array)
         return parts
 
     def list(self) -> tuple[Snapshot, ...]:

@@ -139,11 +139,6 @@ pub fn clients() -> Vec<Arc<Client>> {
     registry().clients.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The clients of this process that are not shut down, oldest first.
-pub fn clients() -> Vec<Arc<Client>> {
-    registry().clients.iter().filter_map(Weak::upgrade).collect()
-}
-
 /// What there is to say about this process's clients.
 pub fn process_status() -> ProcessStatus {
     let clients = clients();

@@ -13,6 +13,7 @@ The body runs in a child; its failure, its output and anything left behind fail 
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,7 +184,11 @@ def _wait_for_no_orphans() -> list[str]:
 
 
 def _traces() -> set[str]:
-    """What of Mainstay the machine shows outside processes: shared memory, and the sockets of dead processes."""
-    shared = {f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()}
-    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@mainstay/" in line}
-    return shared | {name for name in sockets if not Path("/proc", name.rpartition("/")[2]).exists()}
+    """What the machine shows of Mainstay outside processes, named after processes that are no more."""
+    shared = [str(path) for path in Path("/dev/shm").glob("*mainstay*")]
+    listed = Path("/proc/net/unix").read_text().splitlines()
+    sockets = [line.split()[-1] for line in listed if "@mainstay/" in line]
+    # Other programs that use Mainstay may run meanwhile. mainstay-plan-PID-COUNT, @mainstay/USER/PID
+    owners = [(name, re.findall(r"[0-9]+", name)[:1]) for name in shared]
+    owners += [(name, re.findall(r"[0-9]+$", name)) for name in sockets]
+    return {name for name, pids in owners if not any(Path("/proc", pid).exists() for pid in pids)}

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from mainstay import Loss, _locate, _register, _status
+from mainstay import Loss, Spare, _locate, _register, _status
 
 
 def test_status_document_becomes_typed() -> None:
@@ -22,12 +22,15 @@ def test_status_document_becomes_typed() -> None:
                 "losses": [{"incarnation": 1, "reason": "killed by SIGKILL", "at": 1.5}],
                 "something newer": True,
             }
-        ]
+        ],
+        "spares": [{"pid": 7, "ready": True}],
     }
-    (one,) = _status._client(document).slices
+    client = _status._client(document)
+    (one,) = client.slices
     assert (one.index, one.incarnation, one.pid, one.devices) == (0, 2, None, (0, 1))
     assert not one.is_healthy
     assert one.bytes["device"] == 12
+    assert client.spares == (Spare(pid=7, ready=True),)
     assert one.losses == (Loss(incarnation=1, reason="killed by SIGKILL", at=1.5),)
 
 

@@ -212,6 +212,7 @@ def test_waiting_for_slices_ends() -> None:
     with pytest.raises(ValueError, match="slice_count.*3"):
         wait_for_slices(3)
     fault.kill(1)
+    mainstay.wait_until(lambda now: not now[1].is_healthy, timeout=60)
     with pytest.raises(ElasticRuntimeError, match="stay down"):
         wait_for_slices(2)
     assert wait_for_slices(1) == {0}
@@ -225,8 +226,10 @@ def test_changes_are_told() -> None:
     import time
 
     import mainstay
+    from mainstay import elastic
     from probe import kill, wait_for
 
+    elastic.initialize()
     seen = mainstay.change_count()
     assert mainstay.wait_for_change(seen, timeout=0.05) == seen
     calls: list[tuple[str, int]] = []

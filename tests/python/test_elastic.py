@@ -335,6 +335,9 @@ def test_faults_on_request() -> None:
     equal(double(x), np.arange(4) * 2)
     fault.reached(5)
     wait_replaced(1, old)
+    # Let the new worker settle: what it frees after its start it may have again.
+    x = jax.device_put(np.arange(4), devices_of(1)[0])
+    equal(double(x), np.arange(4) * 2)
     fault.exhaust_memory(1)
     big = jax.device_put(np.ones(64 << 20, np.float32), devices_of(1)[0])
     with pytest.raises(jax.errors.JaxRuntimeError):

@@ -14,7 +14,7 @@ _log = logging.getLogger("mainstay")
 _GLANCE = 0.2
 _NO_COUNT = 2**64 - 1
 
-Callback = Callable[[tuple[Slice, ...]], None]
+Callback = Callable[[tuple[Slice, ...]], object]
 
 
 def change_count() -> int:

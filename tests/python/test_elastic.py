@@ -59,10 +59,10 @@ def test_arguments_are_checked() -> None:
     for name in ("snapshot_period", "snapshot_buffer_size", "reshard_check_period"):
         for value in (0, -1, 1.5, None):
             with pytest.raises(ValueError, match=f"{name}.*{value!r}"):
-                Manager(**{name: value})
+                Manager(**{name: value})  # type: ignore[arg-type]
     for name in ("max_elastic_down_event_count", "max_reshard_retry_count"):
         with pytest.raises(ValueError, match=f"{name}.*0"):
-            Manager(**{name: 0})
+            Manager(**{name: 0})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="devices"):
         Manager(devices=[])
     manager = Manager(jax.devices())
@@ -73,10 +73,10 @@ def test_arguments_are_checked() -> None:
     assert manager.default_device == jax.devices()[0]
     assert (manager.scale_by_good_slices(8), manager.scale_by_good_slices(1.5)) == (8, 1.5)
     assert manager.slice_device_count(1) == 2
-    with pytest.raises(ValueError, match="slice_index.*7"):
+    with pytest.raises(ValueError, match=r"slice_index.*7"):
         manager.slice_device_count(7)
     with pytest.raises(ValueError, match="give one"):
-        manager.get_next_snapshot(mesh=jax.sharding.Mesh(jax.devices(), "x"), shardings=object())  # type: ignore[arg-type]
+        manager.get_next_snapshot(mesh=jax.sharding.Mesh(jax.devices(), "x"), shardings=object())
     manager.close()
     Manager(jax.devices()).close()
 
@@ -167,7 +167,8 @@ def test_the_decorator_runs_a_function_again() -> None:
     from mainstay.elastic import ElasticRetryLimit, ElasticRuntimeError, Manager, ScaleUpSignalError, elastic_retry
     from probe import kill
 
-    manager, events = Manager(), []
+    manager = Manager()
+    events: list[str] = []
 
     @manager.elastic_retry(
         minimum_slice_count=2,
@@ -195,7 +196,7 @@ def test_the_decorator_runs_a_function_again() -> None:
 
     with pytest.raises(ElasticRuntimeError, match="attempt 2"):
         hopeless()
-    with pytest.raises(ValueError, match="minimum_slice_count.*0"):
+    with pytest.raises(ValueError, match=r"minimum_slice_count.*0"):
         elastic_retry(minimum_slice_count=0)
 
 
@@ -209,7 +210,7 @@ def test_waiting_for_slices_ends() -> None:
     from mainstay.elastic import ElasticRuntimeError, wait_for_slices
 
     assert wait_for_slices() == {0, 1}
-    with pytest.raises(ValueError, match="slice_count.*3"):
+    with pytest.raises(ValueError, match=r"slice_count.*3"):
         wait_for_slices(3)
     fault.kill(1)
     mainstay.wait_until(lambda now: not now[1].is_healthy, timeout=60)
@@ -321,7 +322,7 @@ def test_faults_on_request() -> None:
     x = jax.device_put(np.arange(4), devices_of(1)[0])
     equal(double(x), np.arange(4) * 2)
     fault.fail_next_launch(1)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="ABORTED.*mainstay fault"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ABORTED.*mainstay fault"):
         np.asarray(double(x))
     equal(double(x), np.arange(4) * 2)
     fault.slow(1, seconds=0.3)

@@ -1,0 +1,40 @@
+"""The real `pathwaysutils`, unmodified, from PyPI, over slices whose workers are killed.
+
+Its versions and what they import are installed once, on demand, under build/; see python/requirements/pathways.txt.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import CHECKOUT, HERE, RESTLESS, Setup, check, run
+
+_INSTALLED = CHECKOUT / "build" / "pathways"
+_PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+
+
+def _install(folder: str, *what: str) -> Path:
+    """The folder with these packages; made if it is not there."""
+    target = _INSTALLED / folder
+    if not target.exists():
+        # Moved when it is complete: an interrupted installation must not pass for one.
+        unfinished = target.with_suffix(".unfinished")
+        subprocess.run([*_PIP, "--upgrade", "--target", str(unfinished), *what], check=True)
+        unfinished.rename(target)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("version", "style"), [("0.1.3", "manager"), ("0.1.4", "manager"), ("0.1.13", "retry")], ids=lambda value: value
+)
+def test_the_real_pathwaysutils(version: str, style: str) -> None:
+    """A slice is killed; training goes on, takes the replacement in, and ends with the right sums."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    needed = _install(f"needed-{tag}", "-r", str(CHECKOUT / "python" / "requirements" / "pathways.txt"))
+    package = _install(f"pathwaysutils-{version}", f"pathwaysutils=={version}")
+    path = os.pathsep.join(map(str, (HERE, CHECKOUT / "python", package, needed)))
+    setup = Setup(slices=2, env={**RESTLESS, "PYTHONPATH": path})
+    print(check(run([sys.executable, str(HERE / "pathways_loop.py"), style], setup)))

@@ -14,9 +14,9 @@ def test_the_loop_goes_on_with_fewer_slices_and_takes_them_back() -> None:
     """The guide's loop over a loss and a return; the final state is that of the same changes without any loss."""
     import jax
     import numpy as np
-    from elastic_loop import changing_by_plan, train
 
     import mainstay
+    from elastic_loop import changing_by_plan, train
     from mainstay import elastic, fault
     from probe import wait_for
 

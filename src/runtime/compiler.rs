@@ -17,6 +17,7 @@ use crate::program::artifact::{Artifact, Part};
 use crate::wire::message::{
     Command, CompileJob, CompiledSpanning, NamedValue, Query, Reply, SpanningJob, TopologyInfo, TopologySource,
 };
+use crate::worker::planner::clear_up_after;
 
 /// What compiled programs may take up in memory before the oldest are forgotten.
 const KEPT_BYTES: usize = 256 << 20;
@@ -274,7 +275,9 @@ fn run(config: &Config, tell: &std::sync::mpsc::SyncSender<Result<Arc<Session>, 
         Code::Aborted,
         format!("the compiler process (pid {}) {words}; the next compilation starts a fresh one", session.pid),
     ));
+    let pid = session.pid;
     running.reap();
+    clear_up_after(pid);
 }
 
 impl Kept {

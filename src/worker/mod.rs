@@ -17,7 +17,7 @@ mod jobs;
 mod launch;
 mod misdeeds;
 mod outbox;
-mod planner;
+pub mod planner;
 pub mod process;
 mod session;
 mod spanning;

@@ -74,6 +74,28 @@ fn partitioned(
     proto.hlo_module.into_option().ok_or_else(|| Status::invalid("the partitioned program is empty"))
 }
 
+/// Removes what a compiler process that died while it planned has left behind. To be called once it is reaped.
+pub fn clear_up_after(pid: u32) {
+    let Ok(entries) = std::fs::read_dir(folders()) else { return };
+    let prefix = prefix(pid);
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
+        if let Err(error) = std::fs::remove_dir_all(entry.path()) {
+            tracing::warn!(%error, folder = %entry.path().display(), "a dead compiler's folder stays");
+        }
+    }
+}
+
+/// Where the folders are: in memory where there is such a place.
+fn folders() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.into() } else { std::env::temp_dir() }
+}
+
+/// What the names of a process's folders begin with.
+fn prefix(pid: u32) -> String {
+    format!("mainstay-plan-{pid}-")
+}
+
 /// A new folder of this process's own, in memory where there is such a place; gone when dropped.
 struct Folder(PathBuf);
 
@@ -81,9 +103,7 @@ impl Folder {
     fn new() -> Result<Self, Status> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let memory = Path::new("/dev/shm");
-        let parent = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
-        let folder = Self(parent.join(format!("mainstay-plan-{}-{number}", std::process::id())));
+        let folder = Self(folders().join(format!("{}{number}", prefix(std::process::id()))));
         let mut builder = std::fs::DirBuilder::new();
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         // A folder that is there already is somebody else's, or a dead process's: neither is to be trusted.
@@ -113,5 +133,26 @@ impl Drop for Folder {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
             tracing::warn!(%error, folder = %self.0.display(), "a folder of the planner stays");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_dead_compiler_left_is_removed_and_nothing_else() {
+        // Numbers that no process has.
+        let (dead, other) = (4_200_000_001, 4_200_000_002);
+        let make = |pid| folders().join(format!("{}{}", prefix(pid), std::process::id()));
+        for pid in [dead, other] {
+            std::fs::create_dir(make(pid)).unwrap();
+            std::fs::write(make(pid).join("module.hlo.pb"), b"x").unwrap();
+        }
+        clear_up_after(dead);
+        assert!(!make(dead).exists());
+        assert!(make(other).exists());
+        clear_up_after(other);
+        assert!(!make(other).exists());
     }
 }

@@ -11,7 +11,7 @@ use super::event::EventHandle;
 use super::extensions::LayoutList;
 use super::handle::Handle;
 use super::topology::TopologyHandle;
-use super::values::{NamedValues, Strings, program_from_c};
+use super::values::{NamedValues, OwnedBytes, Strings, owned_bytes, program_from_c};
 use crate::abi::{Code, Status, sys, with_struct};
 use crate::program::artifact::Artifact;
 use crate::program::options::CompileOptions;
@@ -54,20 +54,6 @@ impl Handle for ExecutableHandle {
 impl Handle for LoadedHandle {
     type Raw = sys::PJRT_LoadedExecutable;
     const WHAT: &'static str = "loaded executable";
-}
-
-/// Bytes that a caller frees through a deleter.
-struct OwnedBytes(Vec<u8>);
-
-macro_rules! owned_bytes {
-    ($($deleter:ident $raw:ident)*) => {$(
-        unsafe extern "C" fn $deleter(bytes: *mut sys::$raw) {
-            if !bytes.is_null() {
-                // SAFETY: given out below as a box of this type; the caller gives it up.
-                drop(unsafe { Box::from_raw(bytes.cast::<OwnedBytes>()) });
-            }
-        }
-    )*};
 }
 
 owned_bytes! {

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::device::{DescriptionHandle, Places};
 use super::entry::{bytes, entries, refusals, text};
 use super::handle::Handle;
-use super::values::{NamedValues, from_c};
+use super::values::{NamedValues, OwnedBytes, from_c, owned_bytes};
 use crate::abi::{Status, sys};
 use crate::runtime;
 use crate::wire::message::{TopologyInfo, TopologySource};
@@ -38,14 +38,7 @@ impl Handle for TopologyHandle {
     const WHAT: &'static str = "topology";
 }
 
-struct OwnedBytes(Vec<u8>);
-
-unsafe extern "C" fn delete_serialized(bytes: *mut sys::PJRT_SerializedTopology) {
-    if !bytes.is_null() {
-        // SAFETY: given out by this file as a box of this type; the caller gives it up.
-        drop(unsafe { Box::from_raw(bytes.cast::<OwnedBytes>()) });
-    }
-}
+owned_bytes! { delete_serialized PJRT_SerializedTopology }
 
 impl TopologyHandle {
     /// The topology of a client: all slices' devices.

@@ -1,6 +1,5 @@
 //! `PJRT_AsyncHostToDeviceTransferManager`: buffers that exist at once and get their bytes in pieces.
 
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::buffer::{BufferHandle, foreign_array};
@@ -129,17 +128,17 @@ entries! {
         // SAFETY: a live transfer manager of ours.
         let manager = unsafe { TransferHandle::borrow(args.transfer_manager)? };
         let (offset, len) = (args.offset, args.transfer_size);
-        let given = Foreign(args.data);
+        let given = args.data;
         manager.write(args.buffer_index, args.is_last_transfer, |into| {
             let range = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
             let range = range.and_then(|(offset, len)| into.get_mut(offset..offset.checked_add(len)?));
             let target = range.ok_or_else(|| Status::invalid(format!("{len} bytes from {offset} on are not all in the buffer")))?;
-            if given.0.is_null() && !target.is_empty() {
+            if given.is_null() && !target.is_empty() {
                 return Err(Status::invalid("a null pointer was given for the data"));
             }
             if !target.is_empty() {
                 // SAFETY: the caller's data has as many bytes as it says; the target is ours.
-                unsafe { std::ptr::copy_nonoverlapping(given.0.cast::<u8>(), target.as_mut_ptr(), target.len()) };
+                unsafe { std::ptr::copy_nonoverlapping(given.cast::<u8>(), target.as_mut_ptr(), target.len()) };
             }
             Ok(())
         })?;
@@ -215,6 +214,3 @@ entries! {
         unsafe { TransferHandle::borrow(args.transfer_manager) }.map(drop)
     }
 }
-
-/// The caller's data, read during the call only.
-struct Foreign(*const c_void);

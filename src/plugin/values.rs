@@ -167,3 +167,19 @@ pub unsafe fn program_from_c(program: *const sys::PJRT_Program) -> Result<(Strin
     // SAFETY: as above.
     Ok(unsafe { (text(program.format, program.format_size), bytes(program.code, program.code_size).to_vec()) })
 }
+
+/// Bytes that a caller frees through a deleter.
+pub struct OwnedBytes(pub Vec<u8>);
+
+/// Defines deleters: functions that take back [`OwnedBytes`] under the interface's name for them.
+macro_rules! owned_bytes {
+    ($($deleter:ident $raw:ident)*) => {$(
+        unsafe extern "C" fn $deleter(bytes: *mut $crate::abi::sys::$raw) {
+            if !bytes.is_null() {
+                // SAFETY: given out by its entry point as a box of this type; the caller gives it up.
+                drop(unsafe { Box::from_raw(bytes.cast::<$crate::plugin::values::OwnedBytes>()) });
+            }
+        }
+    )*};
+}
+pub(super) use owned_bytes;

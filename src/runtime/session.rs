@@ -15,7 +15,7 @@ use crate::abi::Status;
 use crate::wire::arena::Block;
 use crate::wire::connection::ClientEnd;
 use crate::wire::message::{
-    BufferId, ClientDescription, Command, ExecutableId, Extent, LaunchId, LoanId, Query, Reply, Report, RequestId,
+    BufferId, ClientDescription, Command, Extent, LaunchId, LoanId, Query, Reply, Report, RequestId,
 };
 
 /// What to do with the answer to a request. Runs on the session's listener thread; must not block.
@@ -47,7 +47,6 @@ struct Pending {
     ready: HashMap<BufferId, Arc<Event>>,
     launches: HashMap<LaunchId, Launch>,
     requests: HashMap<RequestId, Answer>,
-    loaded: HashMap<ExecutableId, Arc<Event>>,
     loans: HashMap<LoanId, Arc<Block>>,
     closed: bool,
 }
@@ -165,13 +164,6 @@ impl Session {
         }
     }
 
-    /// `event` is set when the worker reports the program loaded or not, or when it is lost.
-    pub fn expect_loaded(&self, executable: ExecutableId, event: &Arc<Event>) {
-        if let Err(loss) = self.register(|pending| drop(pending.loaded.insert(executable, event.clone()))) {
-            event.set(Err(loss));
-        }
-    }
-
     /// Lends a block to the worker until it says it no longer uses it, or is dead and reaped.
     pub fn lend(&self, loan: LoanId, block: Arc<Block>) {
         // A closed session sends nothing any more, so the block is free at once.
@@ -236,9 +228,11 @@ impl Session {
                 }
             }
             Report::Returned { loan } => drop(self.take_loan(loan)),
+            // Each launch of a program that could not be loaded says so itself.
             Report::Loaded { executable, result } => {
-                let event = self.pending().loaded.remove(&executable);
-                settle(event, result);
+                if let Err(status) = result {
+                    tracing::warn!(slice = self.slice, executable, %status, "a program could not be loaded");
+                }
             }
             Report::Reply { request, result } => {
                 let answer = self.pending().requests.remove(&request);
@@ -271,7 +265,7 @@ impl Session {
         self.gate.close();
         let loss = self.loss();
         let launches = taken.launches.into_values().flat_map(|launch| launch.devices).flatten();
-        for event in taken.ready.into_values().chain(launches).chain(taken.loaded.into_values()) {
+        for event in taken.ready.into_values().chain(launches) {
             event.set(Err(loss.clone()));
         }
         for answer in taken.requests.into_values() {

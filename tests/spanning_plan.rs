@@ -165,14 +165,14 @@ fn upload(worker: &mut Worker, loaded: &Loaded, info: &ExecutableInfo, round: u6
             let content = content(*element_type, dims, seed);
             let spec = BufferSpec { element_type: *element_type, dims: dims.clone(), memory, layout: None };
             if content.len() < 100_000 {
-                worker.send(Command::Upload { buffer, spec, data: Payload::Inline(content) });
+                worker.send(Command::Upload { buffer, spec, data: Payload::Inline(content), quiet: false });
             } else {
                 let mut block = worker.arena.allocate(content.len() as u64).unwrap();
                 // SAFETY: the block is new: no worker knows of it.
                 unsafe { block.as_mut_slice() }.copy_from_slice(&content);
                 let (extent, loan) = (block.extent(), worker.id());
                 let data = Payload::Arena { extent, loan, mutable: false };
-                worker.send(Command::Upload { buffer, spec, data });
+                worker.send(Command::Upload { buffer, spec, data, quiet: false });
                 worker.returned(loan);
             }
             arguments.push(buffer);

@@ -90,6 +90,11 @@ pub fn host_bytes(element_type: u32) -> Result<usize, Status> {
     Ok(find(element_type)?.bits.div_ceil(8) as usize)
 }
 
+/// Whether every plugin takes such elements from the host as they are: numbers of whole bytes that are as old as XLA.
+pub fn is_plain(element_type: u32) -> bool {
+    (sys::PJRT_Buffer_Type_PRED..=sys::PJRT_Buffer_Type_C128).contains(&element_type)
+}
+
 /// Elements of an array of these dimensions.
 ///
 /// # Errors

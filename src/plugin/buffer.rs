@@ -16,6 +16,7 @@ use crate::runtime::buffer::{Buffer, DeviceLayout, Shape};
 use crate::runtime::event::Event;
 use crate::runtime::host_array::HostArray;
 use crate::runtime::transfer::Promise;
+use crate::runtime::view::View;
 use crate::wire::arena::Block;
 use crate::wire::message::Layout;
 
@@ -25,7 +26,7 @@ pub struct BufferHandle {
     places: Arc<Places>,
     layout: OnceLock<LayoutStorage>,
     /// What external references point to: kept though the value is deleted meanwhile.
-    lent: Mutex<Option<Arc<Block>>>,
+    lent: Mutex<Option<Arc<View>>>,
 }
 
 impl Handle for BufferHandle {
@@ -470,7 +471,13 @@ entries! {
 
     PJRT_Buffer_DecreaseExternalReferenceCount(args: PJRT_Buffer_DecreaseExternalReferenceCount_Args) {
         // SAFETY: a live buffer of ours.
-        unsafe { BufferHandle::borrow(args.buffer)? }.buffer.remove_external_reference()
+        let handle = unsafe { BufferHandle::borrow(args.buffer)? };
+        // Locked first: who comes between gets its view after this.
+        let mut lent = handle.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        if handle.buffer.remove_external_reference()? == 0 {
+            lent.take();
+        }
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 //! The value of a buffer in device memory is with the worker: a session of the slice holds it, and it is lost with the
 //! session. The value of a buffer in host memory is in the arena: it outlives every worker.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
@@ -12,10 +12,11 @@ use super::client::Client;
 use super::device::{Device, Memory};
 use super::event::{Event, Outcome};
 use super::host_slot::HostSlot;
-use super::session::Session;
+use super::session::{DeviceDone, Session};
+use super::view::{HeapPlaces, InPlace, View};
 use crate::abi::{Status, element};
 use crate::wire::arena::Block;
-use crate::wire::message::{BufferId, BufferSpec, Command, Dims, Extent, Ids, Layout, Query, Reply, RequestId};
+use crate::wire::message::{BufferId, BufferSpec, Command, Dims, Extent, Layout, Query, Reply, RequestId};
 
 /// What a buffer is, apart from its value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +49,17 @@ impl Shape {
         element::dense_bytes(self.element_type, &self.dims)
     }
 
+    /// Whether a device of the host's processors has the elements as the host does: dense, major-to-minor, unpacked.
+    fn is_as_on_host(&self) -> bool {
+        let default = || (0..self.dims.len()).rev().map(|dim| dim.to_string()).collect::<Vec<_>>().join(",");
+        let dense = match &self.layout {
+            None => true,
+            Some(DeviceLayout::Text(text)) => **text == *format!("{{{}}}", default()),
+            Some(DeviceLayout::Given(_)) => false,
+        };
+        dense && element::is_plain(self.element_type)
+    }
+
     fn given_layout(&self) -> Option<Layout> {
         match &self.layout {
             Some(DeviceLayout::Given(layout)) => Some(layout.clone()),
@@ -63,6 +75,15 @@ enum Life {
     Held,
     Deleted,
     Donated,
+}
+
+/// How a buffer's value ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The worker may have the memory back.
+    Free,
+    /// Somebody still looks at it in place: it is to stay as it is, and whoever looks will free it.
+    Viewed,
 }
 
 /// A buffer. Its place never changes.
@@ -82,8 +103,12 @@ pub struct Buffer {
     life: AtomicU8,
     bytes: u64,
     external_references: AtomicU64,
-    /// A copy of a worker's value that this process can read.
-    view: Mutex<Option<Arc<Block>>>,
+    /// The value where this process can read it, once that was asked for.
+    view: Mutex<Option<Arc<View>>>,
+    /// Of a launch's output: where all outputs of its device lie, and which of them it is.
+    places: Option<(Arc<HeapPlaces>, usize)>,
+    /// Whether the worker knows the value by another name too. Changed with `view` locked.
+    shared: AtomicBool,
 }
 
 /// Who has a buffer's value.
@@ -115,6 +140,29 @@ impl Holder {
 impl Buffer {
     /// A buffer whose value `holder` has, or will have once `ready` is set.
     pub fn new(client: &Arc<Client>, holder: Holder, place: Place, shape: Shape, ready: Arc<Event>) -> Arc<Self> {
+        Self::make(client, holder, place, shape, ready, None)
+    }
+
+    /// The output with this number of a device's part of a launch.
+    pub fn output(
+        client: &Arc<Client>,
+        holder: Holder,
+        place: Place,
+        shape: Shape,
+        (ready, places): &DeviceDone,
+        number: usize,
+    ) -> Arc<Self> {
+        Self::make(client, holder, place, shape, ready.clone(), Some((places.clone(), number)))
+    }
+
+    fn make(
+        client: &Arc<Client>,
+        holder: Holder,
+        place: Place,
+        shape: Shape,
+        ready: Arc<Event>,
+        places: Option<(Arc<HeapPlaces>, usize)>,
+    ) -> Arc<Self> {
         let bytes = shape.host_bytes().unwrap_or(0);
         client.memories[place.memory as usize].usage.add(bytes);
         Arc::new(Self {
@@ -128,6 +176,8 @@ impl Buffer {
             bytes,
             external_references: AtomicU64::new(0),
             view: Mutex::new(None),
+            places,
+            shared: AtomicBool::new(false),
         })
     }
 
@@ -174,7 +224,7 @@ impl Buffer {
 
     /// Frees the value. Never waits; what in flight uses it keeps it as long as it must.
     pub fn delete(&self) {
-        if self.end(Life::Deleted) {
+        if self.end(Life::Deleted) == Some(End::Free) {
             self.forget();
         }
     }
@@ -182,25 +232,42 @@ impl Buffer {
     /// Lets go of a value that the framework can reach no more.
     pub fn forget(&self) {
         match &self.holder {
-            Holder::Worker(session, id) => session.send(&Command::Destroy { buffers: Ids::from_slice(&[*id]) }),
+            Holder::Worker(session, id) => session.destroy(*id, self.bytes),
             Holder::Arena(slot) => slot.release(),
             Holder::Nobody => {}
         }
     }
 
-    /// Marks the value as consumed by a launch that was, or is about to be, sent.
-    pub fn donate(&self) -> bool {
+    /// Marks the value as consumed by a launch that is about to be sent; `None` where it had ended before.
+    pub fn donate(&self) -> Option<End> {
         self.end(Life::Donated)
     }
 
-    fn end(&self, life: Life) -> bool {
-        let first =
-            self.life.compare_exchange(Life::Held as u8, life as u8, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if first {
-            self.memory().usage.remove(self.bytes);
-            lock(&self.view).take();
+    fn end(&self, life: Life) -> Option<End> {
+        self.life.compare_exchange(Life::Held as u8, life as u8, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        self.memory().usage.remove(self.bytes);
+        // Whoever makes a view looks at `life` with the lock held: no view in place is made after this.
+        let view = lock(&self.view).take();
+        // Without another owner, nobody looks any more.
+        let Some(view) = view.and_then(|view| Arc::try_unwrap(view).err()) else { return Some(End::Free) };
+        match &*view {
+            View::InPlace(view) => {
+                view.take_over();
+                Some(End::Viewed)
+            }
+            View::Copy(_) => Some(End::Free),
         }
-        first
+    }
+
+    /// Whether the worker may be told to know the value by a second name. It may not while the value is viewed in
+    /// place; after it was, the value is viewed as a copy.
+    pub fn give_away(&self) -> bool {
+        let view = lock(&self.view);
+        if matches!(view.as_deref(), Some(View::InPlace(_))) {
+            return false;
+        }
+        self.shared.store(true, Ordering::Release);
+        true
     }
 
     /// Bytes on the device. Asks the worker where the plugin's layout may pad; a lost buffer has its dense size.
@@ -309,22 +376,37 @@ impl Buffer {
         );
     }
 
-    /// The elements where the client can read them in place: the value itself if it is in the arena, else a copy that is
-    /// made once and kept until the buffer goes. Waits for the value; bounded by the worker's life.
-    pub fn view(&self) -> Result<Arc<Block>, Status> {
+    /// The elements where the client can read them: the value itself if it is in the arena or in the worker's heap, else
+    /// a copy that is made once and kept until the buffer goes. Waits for the value; bounded by the worker's life.
+    pub fn view(&self) -> Result<Arc<View>, Status> {
         self.check_held()?;
-        let mut view = lock(&self.view);
-        if let Some(block) = &*view {
-            return Ok(block.clone());
-        }
         self.outcome(self.ready.wait())?;
+        let mut view = lock(&self.view);
+        self.check_held()?;
+        if let Some(view) = &*view {
+            return Ok(view.clone());
+        }
+        if let Some(in_place) = self.in_place() {
+            return Ok(view.insert(Arc::new(View::InPlace(in_place))).clone());
+        }
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         self.download(&[], move |block| {
             let _ = tell.send(block);
         });
         let block =
             told.recv().unwrap_or_else(|_| Err(Status::failed_precondition("the copy to the host was dropped")))?;
-        Ok(view.insert(block).clone())
+        Ok(view.insert(Arc::new(View::Copy(block))).clone())
+    }
+
+    /// The value in the worker's heap, where it lies there as the host would have it.
+    fn in_place(&self) -> Option<InPlace> {
+        let ((places, number), Holder::Worker(session, id)) = (self.places.as_ref()?, &self.holder) else {
+            return None;
+        };
+        if self.shared.load(Ordering::Acquire) || !self.shape.is_as_on_host() {
+            return None;
+        }
+        InPlace::new(session, *id, *places.get()?.get(*number)?, self.bytes)
     }
 
     /// The outcome of the buffer's readiness: lost with the session, also where it was ready once.
@@ -338,10 +420,10 @@ impl Buffer {
     }
 
     /// As [`Buffer::add_external_reference`]; an error where there is none to take back.
-    pub fn remove_external_reference(&self) -> Result<(), Status> {
+    pub fn remove_external_reference(&self) -> Result<u64, Status> {
         self.external_references
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1))
-            .map(drop)
+            .map(|count| count - 1)
             .map_err(|_| Status::failed_precondition("the buffer has no external reference to take back"))
     }
 

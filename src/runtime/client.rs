@@ -71,7 +71,7 @@ impl Shared {
     /// Starts a worker with the memory that all share. On a thread that outlives it, see [`Worker::start`].
     pub fn start_worker(&self, label: &str, place: (u32, u64)) -> Result<Worker, Status> {
         let exchange = self.exchange.as_ref().map(|exchange| exchange.as_fd());
-        let memory = process::Memory { arena: Some(self.arena.fd()), exchange };
+        let memory = process::Memory { arena: Some(self.arena.fd()), exchange, heap: None };
         let start =
             Start { plugin: self.config.plugin.clone(), options: self.config.inner_options(), create_client: true };
         Worker::start(&self.config, label, place, memory, start)

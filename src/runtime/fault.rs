@@ -119,6 +119,8 @@ fn exhaust_memory(slice: &Slice) -> Result<(), String> {
     let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).ok_or_else(|| failed(&statm))?;
     let most = pages * rustix::param::page_size() as u64 + LAST_BYTES;
     let limit = Rlimit { current: Some(most), maximum: Some(most) };
+    // The heap is mapped already: what it gives would not count.
+    slice.current().send(&Command::Misbehave(Misbehaviour::LeaveHeap));
     rustix::process::prlimit(Some(pid), Resource::As, limit).map(drop).map_err(|error| failed(&error))
 }
 

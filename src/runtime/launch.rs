@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::buffer::{Buffer, Holder, Place};
+use super::buffer::{Buffer, End, Holder, Place};
 use super::event::Event;
 use super::program::{Placement, Program};
 use super::session::{Inputs, Session};
 use super::spanning::Joint;
 use super::transfer::Promise;
+use super::view::HeapPlaces;
 use crate::abi::Status;
 use crate::wire::message::{BufferId, Command, Execute, Ids, LaunchId};
 
@@ -55,6 +56,7 @@ fn inputs(part: &Part, arguments: &[Vec<&Arc<Buffer>>]) -> Inputs {
 /// A device's results as the worker is told of them.
 struct Outputs {
     results: DeviceResults,
+    places: Arc<HeapPlaces>,
     /// Id of the first; the others follow.
     first: BufferId,
     /// Outputs in host memory: what the worker makes, to be brought to the buffer that the framework gets.
@@ -77,10 +79,12 @@ impl Program {
         let parts = self.parts(&devices);
         let poison = self.poison_of(&parts, arguments)?;
         let outputs = self.outputs_on(&parts, &devices, poison.as_ref())?;
+        let consumed = self.consume(arguments, options);
         if poison.is_none() {
-            self.dispatch(&parts, arguments, &outputs, options);
+            let kept = options.non_donatable.iter().chain(&consumed.viewed).copied().collect();
+            self.dispatch(&parts, arguments, &outputs, options, &kept);
         }
-        self.consume(arguments, options, poison.is_some());
+        consumed.forget(poison.is_some());
         Ok(outputs.into_iter().map(|outputs| outputs.results).collect())
     }
 
@@ -191,11 +195,12 @@ impl Program {
         poison: Option<&Status>,
     ) -> Result<Outputs, Status> {
         let done = poison.map_or_else(Event::pending, |cause| Event::completed(Err(cause.clone())));
+        let done = (done, Arc::new(HeapPlaces::new()));
         let mut to_host = Vec::new();
         let buffers = (first..).zip(self.outputs.iter().enumerate()).map(|(id, (output, shape))| {
             let place = Place { device, memory: self.output_memory(device, output)? };
             let holder = if poison.is_some() { Holder::Nobody } else { Holder::Worker(session.clone(), id) };
-            let made = Buffer::new(&self.client, holder, place, shape.clone(), done.clone());
+            let made = Buffer::output(&self.client, holder, place, shape.clone(), &done, output);
             if poison.is_some() || !self.client.is_host(place.memory) {
                 return Ok(made);
             }
@@ -204,7 +209,8 @@ impl Program {
             Ok(given)
         });
         let outputs = buffers.collect::<Result<_, Status>>()?;
-        Ok(Outputs { results: DeviceResults { outputs, done, session: session.clone() }, first, to_host })
+        let (done, places) = done;
+        Ok(Outputs { results: DeviceResults { outputs, done, session: session.clone() }, places, first, to_host })
     }
 
     fn output_memory(&self, device: u32, output: usize) -> Result<u32, Status> {
@@ -223,7 +229,14 @@ impl Program {
         })
     }
 
-    fn dispatch(&self, parts: &[Part], arguments: &[Vec<&Arc<Buffer>>], outputs: &[Outputs], options: &LaunchOptions) {
+    fn dispatch(
+        &self,
+        parts: &[Part],
+        arguments: &[Vec<&Arc<Buffer>>],
+        outputs: &[Outputs],
+        options: &LaunchOptions,
+        kept: &SmallVec<[i64; 4]>,
+    ) {
         let launch = self.client.fresh_id();
         let joint = self.joint(launch, parts, outputs);
         // Held while the parts are sent: all workers get launches that span slices in the same order.
@@ -231,9 +244,12 @@ impl Program {
         for part in parts {
             let session = &part.session;
             self.ensure_loaded(session);
-            let event = |&position: &usize| match &joint {
-                Some(joint) => joint.one_device(),
-                None => outputs[position].results.done.clone(),
+            let event = |&position: &usize| {
+                let done = match &joint {
+                    Some(joint) => joint.one_device(),
+                    None => outputs[position].results.done.clone(),
+                };
+                (done, outputs[position].places.clone())
             };
             let events: SmallVec<[_; 4]> = part.positions.iter().map(event).collect();
             session.expect_launch(launch, &events, inputs(part, arguments));
@@ -253,7 +269,7 @@ impl Program {
                 arguments: ids,
                 first_output: part.positions.first().map_or(0, |&position| outputs[position].first),
                 num_outputs: self.outputs.len() as u32,
-                non_donatable: options.non_donatable.clone(),
+                non_donatable: kept.clone(),
             }));
         }
         for (made, given) in outputs.iter().flat_map(|outputs| &outputs.to_host) {
@@ -284,16 +300,36 @@ impl Program {
     }
 
     /// Marks what the launch consumes. A poisoned launch consumes as well, though the worker never hears of it.
-    fn consume(&self, arguments: &[Vec<&Arc<Buffer>>], options: &LaunchOptions, poisoned: bool) {
-        for &parameter in &self.info().donated {
-            if options.non_donatable.contains(&i64::from(parameter)) {
-                continue;
-            }
+    fn consume<'a>(&self, arguments: &[Vec<&'a Arc<Buffer>>], options: &LaunchOptions) -> Consumed<'a> {
+        let mut consumed = Consumed { viewed: SmallVec::new(), ended: SmallVec::new() };
+        let donated = self.info().donated.iter().map(|&parameter| i64::from(parameter));
+        for parameter in donated.filter(|parameter| !options.non_donatable.contains(parameter)) {
             for argument in arguments.iter().filter_map(|list| list.get(parameter as usize)) {
-                // What a worker holds and a launch donates is forgotten by the worker itself.
-                if argument.donate() && (poisoned || argument.holder.session().is_none()) {
-                    argument.forget();
+                match argument.donate() {
+                    Some(End::Free) => consumed.ended.push((parameter, argument)),
+                    Some(End::Viewed) => consumed.viewed.push(parameter),
+                    None => {}
                 }
+            }
+        }
+        consumed
+    }
+}
+
+/// What a launch uses up.
+struct Consumed<'a> {
+    /// Parameters with an argument that somebody looks at: the worker must leave them as they are.
+    viewed: SmallVec<[i64; 4]>,
+    /// Parameters and arguments that nobody looks at.
+    ended: SmallVec<[(i64, &'a Arc<Buffer>); 8]>,
+}
+
+impl Consumed<'_> {
+    /// Frees what the worker does not forget by itself: that is what it holds and donates.
+    fn forget(self, poisoned: bool) {
+        for (parameter, argument) in self.ended {
+            if poisoned || argument.holder.session().is_none() || self.viewed.contains(&parameter) {
+                argument.forget();
             }
         }
     }

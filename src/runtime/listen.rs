@@ -1,6 +1,6 @@
 //! A running worker in the hands of the thread that listens to it: its process, its connection, its session.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::process::{Memory, Process};
 use super::session::Session;
+use super::view::Heap;
 use crate::abi::{Code, Status};
 use crate::config::Config;
 use crate::slice::Exit;
@@ -33,19 +34,22 @@ impl Worker {
     pub fn start(
         config: &Config,
         label: &str,
-        (slice, incarnation): (u32, u64),
+        of: (u32, u64),
         memory: Memory<'_>,
         start: Start,
     ) -> Result<Self, Status> {
+        // Only what has a slice to serve has device memory.
+        let heap = memory.arena.and_then(|_| Heap::create().ok());
+        let memory = Memory { heap: heap.as_ref().map(|(fd, _)| fd.as_fd()), ..memory };
         let (process, end, listener) = Process::start(config, label, memory)?;
-        let session = Session::new(slice, incarnation, process.pid(), end.clone());
+        let session = Session::new(of, process.pid(), end.clone(), heap.map(|(_, heap)| heap));
         session.send(&Command::Start(start));
         Ok(Self { process, listener, end, session, reports: Vec::new() })
     }
 
     /// Makes a worker without a slice that of a slice's incarnation: its session begins anew.
     pub fn adopt(mut self, slice: u32, incarnation: u64) -> Self {
-        self.session = Session::new(slice, incarnation, self.process.pid(), self.end.clone());
+        self.session = Session::new((slice, incarnation), self.process.pid(), self.end.clone(), self.session.heap());
         self.process.relabel(format!("slice {slice}"));
         self
     }

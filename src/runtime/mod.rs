@@ -30,3 +30,4 @@ pub mod spanning;
 pub mod spares;
 pub mod status;
 pub mod transfer;
+pub mod view;

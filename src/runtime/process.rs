@@ -26,6 +26,8 @@ pub struct Memory<'a> {
     pub arena: Option<BorrowedFd<'a>>,
     /// Where workers exchange data with each other. Needs the arena to be there too.
     pub exchange: Option<BorrowedFd<'a>>,
+    /// What the worker's device memory is taken from, where that is host memory.
+    pub heap: Option<BorrowedFd<'a>>,
 }
 
 /// A child process with its connection, its output and a descriptor that tells its end.
@@ -46,6 +48,10 @@ impl Process {
             connection::connect(&connection::Options::default(), memory.arena).map_err(no_connection)?;
         let passed = match memory.exchange {
             Some(exchange) => passed.with_exchange(exchange).map_err(no_connection)?,
+            None => passed,
+        };
+        let passed = match memory.heap {
+            Some(heap) => passed.with_heap(heap).map_err(no_connection)?,
             None => passed,
         };
         let mut command = Command::new(&config.worker);

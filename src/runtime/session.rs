@@ -3,7 +3,6 @@
 //! Buffers, launches and requests belong to a session. When its worker is lost the session is closed once, with
 //! the first cause; everything pending fails with it, and whatever is asked of the session later gets it too.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
@@ -11,11 +10,13 @@ use smallvec::SmallVec;
 
 use super::event::{Event, Outcome};
 use super::gate::Gate;
+use super::view::{Heap, HeapPlaces};
 use crate::abi::Status;
 use crate::wire::arena::Block;
-use crate::wire::connection::ClientEnd;
+use crate::wire::connection::{ClientEnd, Wake};
+use crate::wire::ids::IdMap;
 use crate::wire::message::{
-    BufferId, ClientDescription, Command, Extent, LaunchId, LoanId, Query, Reply, Report, RequestId,
+    BufferId, ClientDescription, Command, Extent, FEW_BYTES, Ids, LaunchId, LoanId, Query, Reply, Report, RequestId,
 };
 
 /// What to do with the answer to a request. Runs on the session's listener thread; must not block.
@@ -39,22 +40,27 @@ pub struct Session {
     /// Blocks that a lost worker may still write to; `None` once it is reaped.
     graveyard: Mutex<Option<Vec<Arc<Block>>>>,
     requests: AtomicU64,
+    /// Gone once the worker is reaped.
+    heap: Mutex<Option<Arc<Heap>>>,
 }
 
 /// What the worker still owes. Lock order: taken alone, or before nothing; callbacks run outside it.
 #[derive(Default)]
 struct Pending {
-    ready: HashMap<BufferId, Arc<Event>>,
-    launches: HashMap<LaunchId, Launch>,
-    requests: HashMap<RequestId, Answer>,
-    loans: HashMap<LoanId, Arc<Block>>,
+    ready: IdMap<Arc<Event>>,
+    launches: IdMap<Launch>,
+    requests: IdMap<Answer>,
+    loans: IdMap<Arc<Block>>,
     closed: bool,
 }
+
+/// What is set when a device's part of a launch is over, the places first.
+pub type DeviceDone = (Arc<Event>, Arc<HeapPlaces>);
 
 /// A launch that the worker has not reported.
 struct Launch {
     /// The completion of each device.
-    devices: SmallVec<[Option<Arc<Event>>; 4]>,
+    devices: SmallVec<[Option<DeviceDone>; 4]>,
     /// The inputs that were not ready when it was sent: where one fails, that is why the launch does.
     inputs: Inputs,
 }
@@ -63,8 +69,13 @@ struct Launch {
 pub type Inputs = SmallVec<[Arc<Event>; 4]>;
 
 impl Session {
-    /// A session with a worker that has just been started.
-    pub fn new(slice: u32, incarnation: u64, pid: u32, sender: Arc<ClientEnd>) -> Arc<Self> {
+    /// A session with a worker that has just been started, perhaps with a heap.
+    pub fn new(
+        (slice, incarnation): (u32, u64),
+        pid: u32,
+        sender: Arc<ClientEnd>,
+        heap: Option<Arc<Heap>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             slice,
             incarnation,
@@ -76,6 +87,7 @@ impl Session {
             lost: OnceLock::new(),
             graveyard: Mutex::new(Some(Vec::new())),
             requests: AtomicU64::new(1),
+            heap: Mutex::new(heap),
         })
     }
 
@@ -87,6 +99,11 @@ impl Session {
     /// What the worker said of its inner client, once it has.
     pub fn description(&self) -> Option<&ClientDescription> {
         self.description.get()
+    }
+
+    /// The worker's heap, if it has one and lives.
+    pub fn heap(&self) -> Option<Arc<Heap>> {
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Keeps what the worker said of its inner client. Only the first counts.
@@ -111,11 +128,22 @@ impl Session {
         self.gate.pass(command, |command| self.send_now(command));
     }
 
+    /// Lets the worker forget a buffer. A sleeping worker is not woken for a few bytes.
+    pub fn destroy(&self, buffer: BufferId, bytes: u64) {
+        let wake = if bytes <= FEW_BYTES { Wake::Later } else { Wake::Now };
+        let command = Command::Destroy { buffers: Ids::from_slice(&[buffer]) };
+        self.gate.pass(&command, |command| self.send_and(command, wake));
+    }
+
     fn send_now(&self, command: &Command) {
+        self.send_and(command, Wake::Now);
+    }
+
+    fn send_and(&self, command: &Command, wake: Wake) {
         let sender = self.sender.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = &*sender {
             // A closed connection is noticed by the listener, which closes the session.
-            let _ = sender.send(command);
+            let _ = sender.send_and(command, wake);
         }
     }
 
@@ -155,11 +183,11 @@ impl Session {
 
     /// Each device's event is set when the worker reports its part of the launch over, or when it is lost.
     /// A launch that fails since one of `inputs` has failed gets that first cause.
-    pub fn expect_launch(&self, launch: LaunchId, devices: &[Arc<Event>], inputs: Inputs) {
+    pub fn expect_launch(&self, launch: LaunchId, devices: &[DeviceDone], inputs: Inputs) {
         let expected = Launch { devices: devices.iter().cloned().map(Some).collect(), inputs };
         if let Err(loss) = self.register(|pending| drop(pending.launches.insert(launch, expected))) {
-            for device in devices {
-                device.set(Err(loss.clone()));
+            for (done, _) in devices {
+                done.set(Err(loss.clone()));
             }
         }
     }
@@ -220,9 +248,12 @@ impl Session {
                 let event = self.pending().ready.remove(&buffer);
                 settle(event, result);
             }
-            Report::Executed { launch, device, result } => {
-                let (event, result, is_over) = self.pending().device_done(launch, device, result);
-                settle(event, result);
+            Report::Executed { launch, device, result, places } => {
+                let (done, result, is_over) = self.pending().device_done(launch, device, result);
+                if let Some((done, known)) = done {
+                    let _ = known.set(places);
+                    done.set(result);
+                }
                 if is_over {
                     self.gate.launch_is_over(|command| self.send_now(command));
                 }
@@ -264,7 +295,7 @@ impl Session {
         *self.sender.write().unwrap_or_else(PoisonError::into_inner) = None;
         self.gate.close();
         let loss = self.loss();
-        let launches = taken.launches.into_values().flat_map(|launch| launch.devices).flatten();
+        let launches = taken.launches.into_values().flat_map(|launch| launch.devices).flatten().map(|(done, _)| done);
         for event in taken.ready.into_values().chain(launches) {
             event.set(Err(loss.clone()));
         }
@@ -283,6 +314,10 @@ impl Session {
     /// The worker is dead and reaped: nothing of it touches the arena any more.
     pub fn reaped(&self) {
         self.graveyard.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let heap = self.heap.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(heap) = heap {
+            heap.close();
+        }
     }
 
     /// Tells the worker which part of the arena is committed now.
@@ -293,7 +328,7 @@ impl Session {
 
 impl Pending {
     /// Takes the event of one device of a launch, with its result. The launch is over, and forgotten, with its last device.
-    fn device_done(&mut self, launch: LaunchId, device: u32, result: Outcome) -> (Option<Arc<Event>>, Outcome, bool) {
+    fn device_done(&mut self, launch: LaunchId, device: u32, result: Outcome) -> (Option<DeviceDone>, Outcome, bool) {
         let Some(known) = self.launches.get_mut(&launch) else { return (None, result, false) };
         let event = known.devices.get_mut(device as usize).and_then(Option::take);
         let first_cause = |error| known.inputs.iter().find_map(|input| input.error()).unwrap_or(error);

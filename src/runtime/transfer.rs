@@ -49,9 +49,24 @@ impl Client {
             let block = self.filled(bytes, fill)?;
             self.lend(&session, Arc::new(block), Lending::Mutable)
         };
-        let (buffer, id) = self.expected(&session, place, shape);
-        session.send(&Command::Upload { buffer: id, spec: buffer.spec(), data });
+        let quiet = self.is_there_at_once(&shape);
+        let (buffer, id) = if quiet {
+            let id = self.fresh_id();
+            let holder = Holder::Worker(session.clone(), id);
+            (Buffer::new(self, holder, place, shape, Event::completed(Ok(()))), id)
+        } else {
+            self.expected(&session, place, shape)
+        };
+        session.send(&Command::Upload { buffer: id, spec: buffer.spec(), data, quiet });
         Ok(buffer)
+    }
+
+    /// Whether uploaded bytes are a ready value before the worker has seen them. So it is where the plugin computes in
+    /// host memory and keeps elements as they come: then the block in the arena is the device's memory, or the worker
+    /// copies from the message what can't be refused. Waiting for its word would cost a round trip for nothing. Where
+    /// it fails all the same, whatever reads the buffer gets the cause.
+    fn is_there_at_once(&self, shape: &Shape) -> bool {
+        self.is_cpu() && shape.layout.is_none() && element::is_plain(shape.element_type)
     }
 
     fn filled(&self, bytes: u64, fill: impl FnOnce(&mut [u8])) -> Result<Block, Status> {
@@ -78,7 +93,7 @@ impl Client {
         }
         let data = self.lend(&session, block, Lending::ReadOnly);
         let (buffer, id) = self.expected(&session, place, shape);
-        session.send(&Command::Upload { buffer: id, spec: buffer.spec(), data });
+        session.send(&Command::Upload { buffer: id, spec: buffer.spec(), data, quiet: false });
         buffer
     }
 
@@ -124,7 +139,7 @@ impl Client {
         match &promise.holder {
             Holder::Worker(session, id) if session.lost().is_none() => {
                 let data = self.lend(session, block, lending);
-                session.send(&Command::Upload { buffer: *id, spec: promise.spec.clone(), data });
+                session.send(&Command::Upload { buffer: *id, spec: promise.spec.clone(), data, quiet: false });
             }
             Holder::Arena(slot) => {
                 slot.fill(block);
@@ -217,17 +232,17 @@ impl Client {
             return Ok(Buffer::poisoned(self, source.place(), shape, cause));
         }
         match &source.holder {
-            Holder::Worker(session, id) => {
+            Holder::Worker(session, id) if source.give_away() => {
                 let (buffer, new) = self.expected(session, source.place(), shape);
                 session.send(&Command::Bitcast { source: *id, buffer: new, spec: buffer.spec() });
                 Ok(buffer)
             }
-            Holder::Arena(_) if bytes == from => {
+            Holder::Arena(_) | Holder::Worker(..) if bytes == from => {
                 let (buffer, promise) = self.declare(source.place(), shape);
                 self.fulfil_from(&promise, source);
                 Ok(buffer)
             }
-            Holder::Arena(_) | Holder::Nobody => {
+            Holder::Arena(_) | Holder::Worker(..) | Holder::Nobody => {
                 Err(Status::invalid(format!("{from} bytes cannot be seen as an array of {bytes} bytes")))
             }
         }
@@ -240,7 +255,9 @@ impl Client {
             (_, _) if source.poison().is_some() => {
                 self.fail(promise, source.poison().unwrap_or_else(|| Status::invalid("poisoned")))
             }
-            (Holder::Worker(session, id), Holder::Worker(same, from)) if Arc::ptr_eq(session, same) => {
+            (Holder::Worker(session, id), Holder::Worker(same, from))
+                if Arc::ptr_eq(session, same) && source.give_away() =>
+            {
                 session.send(&Command::Alias { buffer: *id, source: *from });
             }
             _ => self.fulfil_from(promise, source),

@@ -28,6 +28,9 @@ pub type Dims = SmallVec<[i64; 6]>;
 /// A list of ids that seldom exceeds the inline room.
 pub type Ids = SmallVec<[u64; 8]>;
 
+/// Memory up to this many bytes may stay in use for a while after it could be freed: nobody is woken for it.
+pub const FEW_BYTES: u64 = 64 << 10;
+
 /// A stretch of the arena, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
@@ -121,6 +124,8 @@ pub enum Command {
         spec: BufferSpec,
         /// Its bytes.
         data: Payload,
+        /// The client takes the buffer for ready already: [`Report::Ready`] is sent only where it has no value.
+        quiet: bool,
     },
     /// Give a buffer an error for its value: poison.
     Fail {
@@ -303,6 +308,8 @@ pub enum Misbehaviour {
     Slow(u64),
     /// Refuses the next launch.
     FailNextLaunch,
+    /// Takes its memory from the system from now on, where limits hold.
+    LeaveHeap,
 }
 
 /// How a worker starts.
@@ -469,6 +476,9 @@ pub enum Report {
         device: u32,
         /// Its fate.
         result: Result<(), Status>,
+        /// For each output, where its value lies in the worker's heap, from 1 on; 0 where it lies elsewhere. Empty where
+        /// there is no heap.
+        places: Ids,
     },
     /// The worker no longer uses an extent of the arena.
     Returned {

@@ -6,6 +6,7 @@
 pub mod arena;
 pub mod connection;
 pub mod copy;
+pub mod ids;
 pub mod machine;
 pub mod message;
 pub mod ring;

@@ -72,6 +72,19 @@ pub enum Sent {
     UpTo(usize),
 }
 
+/// Whether a sleeping consumer is to be woken for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// At once.
+    Now,
+    /// It may sleep on until there is something else to wake it for, or until [`PATIENCE`] messages wait for it: for
+    /// what nobody waits for, where waking costs more than the message.
+    Later,
+}
+
+/// So many messages of [`Wake::Later`] may wait for a consumer that sleeps.
+pub const PATIENCE: u32 = 32;
+
 /// Where a ring lies. Both sides make it from the same numbers.
 #[derive(Clone, Debug)]
 pub struct RingPlace {
@@ -167,12 +180,14 @@ pub struct Producer {
     tail: u64,
     /// The last `head` seen: room known without a look at the other side's cache line.
     head: u64,
+    /// Messages that a sleeping consumer was not woken for.
+    unannounced: u32,
 }
 
 impl Producer {
     /// The writing end of a fresh ring.
     pub fn new(place: RingPlace) -> Self {
-        Self { place, tail: 0, head: 0 }
+        Self { place, tail: 0, head: 0, unannounced: 0 }
     }
 
     /// Sends as much of `message`, from byte `from` on, as there is room for, and never blocks.
@@ -219,7 +234,12 @@ impl Producer {
     }
 
     /// Whether the consumer sleeps and must be woken now; asks at most once per sleep. Call after sending.
-    pub fn must_wake_consumer(&self) -> bool {
+    pub fn must_wake_consumer(&mut self, wake: Wake) -> bool {
+        if wake == Wake::Later && self.unannounced < PATIENCE {
+            self.unannounced += 1;
+            return false;
+        }
+        self.unannounced = 0;
         fence(SeqCst);
         self.place.asleep().load(Relaxed) != 0 && self.place.asleep().swap(0, SeqCst) != 0
     }
@@ -439,12 +459,12 @@ mod tests {
         let place = place(4096);
         let (mut producer, mut consumer) = (Producer::new(place.clone()), Consumer::new(place));
         producer.try_send(b"one", 0).unwrap();
-        assert!(!producer.must_wake_consumer());
+        assert!(!producer.must_wake_consumer(Wake::Now));
         consumer.prepare_sleep();
         assert!(consumer.has_data());
         producer.try_send(b"two", 0).unwrap();
-        assert!(producer.must_wake_consumer());
-        assert!(!producer.must_wake_consumer());
+        assert!(producer.must_wake_consumer(Wake::Now));
+        assert!(!producer.must_wake_consumer(Wake::Now));
         consumer.end_sleep();
         assert_eq!(consumer.try_recv().unwrap(), Some(&b"one"[..]));
     }

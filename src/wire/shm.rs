@@ -94,6 +94,11 @@ impl Mapping {
         self.len
     }
 
+    /// Where it begins in this process.
+    pub fn address(&self) -> usize {
+        self.start.addr().get()
+    }
+
     /// Never: a mapping has at least one byte.
     pub fn is_empty(&self) -> bool {
         false

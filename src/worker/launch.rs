@@ -6,11 +6,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::background::Background;
+use super::heap;
 use super::inner::{Buffer, Launched, LoadedExecutable, RunArguments};
 use super::session::{Host, output_ids};
 use super::spanning::Running;
 use crate::abi::Status;
-use crate::wire::message::{BufferId, ExecutableId, Execute, Report};
+use crate::wire::message::{BufferId, ExecutableId, Execute, Ids, Report};
 
 /// A loaded program. Launches in flight keep it; it is destroyed by the background thread, as the last launch may end
 /// on a thread of the plugin.
@@ -95,17 +96,23 @@ impl Host {
         program: &Arc<Program>,
         running: Option<Running>,
     ) {
-        for (id, output) in output_ids(execute).zip(launched.outputs) {
-            self.table.settle(id, Ok(Arc::new(output)));
-        }
+        let mut outputs = launched.outputs.into_iter().map(Arc::new);
+        let mut ids = output_ids(execute);
         for (device, completion) in (0..).zip(launched.completions) {
+            // Kept for their addresses, which are known for sure when the launch is over.
+            let mut kept: SmallVec<[Arc<Buffer>; 8]> = SmallVec::new();
+            for (id, output) in ids.by_ref().zip(outputs.by_ref()).take(execute.num_outputs as usize) {
+                kept.extend(heap::is_on().then(|| output.clone()));
+                self.table.settle(id, Ok(output));
+            }
             let (outbox, launch, program) = (self.outbox.clone(), execute.launch, program.clone());
             let running = running.clone();
             self.outbox.after(Ok(completion), move |result| {
                 if let Some(running) = running {
                     running.device_is_done();
                 }
-                outbox.send(Report::Executed { launch, device, result });
+                let places = if result.is_ok() { places(&kept) } else { Ids::new() };
+                outbox.send(Report::Executed { launch, device, result, places });
                 drop(program);
             });
         }
@@ -115,9 +122,15 @@ impl Host {
         output_ids(execute).for_each(|output| self.table.settle(output, Err(status.clone())));
         for device in 0..execute.num_devices {
             let result = Err(status.clone());
-            self.outbox.send(Report::Executed { launch: execute.launch, device, result });
+            self.outbox.send(Report::Executed { launch: execute.launch, device, result, places: Ids::new() });
         }
     }
+}
+
+/// Where in the heap the buffers lie, as [`Report::Executed`] has it. One that a later launch has used up has no address.
+fn places(buffers: &[Arc<Buffer>]) -> Ids {
+    let place = |buffer: &Arc<Buffer>| buffer.address().ok().and_then(heap::offset_of).map_or(0, |offset| offset + 1);
+    buffers.iter().map(place).collect()
 }
 
 impl Program {

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use super::heap;
 use crate::abi::{Code, Status};
 use crate::wire::message::Misbehaviour;
 
@@ -23,6 +24,7 @@ impl Misdeeds {
             },
             Misbehaviour::Slow(milliseconds) => self.delay.set(Duration::from_millis(milliseconds)),
             Misbehaviour::FailNextLaunch => self.fail_next.set(true),
+            Misbehaviour::LeaveHeap => heap::leave(),
         }
     }
 

@@ -12,6 +12,7 @@ mod background;
 pub mod collectives;
 mod compile;
 mod describe;
+pub mod heap;
 pub mod inner;
 mod jobs;
 mod launch;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use super::inner::Event;
 use super::process::{self, Exit};
 use crate::abi::Status;
-use crate::wire::connection::{ConnectionError, WorkerEnd};
-use crate::wire::message::{BufferId, LoanId, Reply, Report, RequestId};
+use crate::wire::connection::{ConnectionError, Wake, WorkerEnd};
+use crate::wire::message::{BufferId, FEW_BYTES, LoanId, Reply, Report, RequestId};
 
 /// Sends reports, and knows how many are still to come. Clones are the same outbox.
 #[derive(Clone)]
@@ -29,7 +29,11 @@ impl Outbox {
 
     /// Sends a report; waits while there is no room. Where the client is gone, this process ends.
     pub fn send(&self, report: Report) {
-        let result = self.0.end.send(&report);
+        self.send_and(report, Wake::Now);
+    }
+
+    fn send_and(&self, report: Report, wake: Wake) {
+        let result = self.0.end.send_and(&report, wake);
         match result {
             Ok(()) => {}
             Err(ConnectionError::Unsendable(why)) => self.send_refusal(report, &why),
@@ -79,9 +83,10 @@ impl Outbox {
         self.after(event, move |result| outbox.reply(request, result.map(|()| Reply::Done)));
     }
 
-    /// Gives a loan back.
-    pub fn returned(&self, loan: LoanId) {
-        self.send(Report::Returned { loan });
+    /// Gives a loan of so many bytes back. The client is not woken for a few.
+    pub fn returned(&self, loan: LoanId, bytes: u64) {
+        let wake = if bytes <= FEW_BYTES { Wake::Later } else { Wake::Now };
+        self.send_and(Report::Returned { loan }, wake);
     }
 
     /// Does something once the event has happened, and counts as in flight until then.
@@ -101,11 +106,6 @@ impl Outbox {
     pub fn take_off(&self) -> Flight {
         self.0.in_flight.fetch_add(1, Ordering::Relaxed);
         Flight(self.clone())
-    }
-
-    /// Whether anything is in flight.
-    pub fn is_busy(&self) -> bool {
-        self.0.in_flight.load(Ordering::Relaxed) != 0
     }
 
     /// Waits until nothing is in flight: for as long as the inner plugin takes, or the client lives.

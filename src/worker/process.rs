@@ -41,15 +41,16 @@ pub unsafe fn run(fds: &str) -> ! {
     end_on_panic();
     ignore_interrupts();
     // SAFETY: as the caller promises.
-    let (end, arena, exchange) = unsafe { WorkerEnd::from_inherited(fds) }.unwrap_or_else(|why| fail(&why));
+    let (mut end, arena, exchange) = unsafe { WorkerEnd::from_inherited(fds) }.unwrap_or_else(|why| fail(&why));
+    let heap = end.take_heap();
     let end = Arc::new(end);
     end_with_client(&end);
     give_signs_of_life(&end);
     let arena = arena.map(map_arena);
     let outbox = Outbox::new(end.clone());
-    let mut session = Session::new(outbox, arena, exchange);
+    let mut session = Session::new(outbox, arena, exchange, heap);
     loop {
-        match end.recv(None, session.is_busy()) {
+        match end.recv(None) {
             Ok(Some(command)) => {
                 if session.handle(command) == After::Leave {
                     tracing::debug!("told to shut down");

@@ -1,7 +1,5 @@
 //! The worker's side of the conversation: takes commands one by one, parks what must wait, performs the rest.
 
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -10,15 +8,17 @@ use smallvec::SmallVec;
 use super::background::Background;
 use super::compile::Compiler;
 use super::describe;
+use super::heap;
 use super::inner::{Buffer, Client, Plugin};
 use super::launch::Program;
 use super::misdeeds::Misdeeds;
 use super::outbox::Outbox;
 use super::spanning::Spanning;
-use super::table::{IdHasher, Table};
+use super::table::Table;
 use crate::abi::Status;
 use crate::wire::arena::ArenaView;
-use crate::wire::message::{BufferId, ClientDescription, Command, ExecutableId, Execute, Extent, Query, Report, Start};
+use crate::wire::ids::IdMap;
+use crate::wire::message::{BufferId, ClientDescription, Command, Execute, Extent, Query, Report, Start};
 
 /// What is to be done after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,18 +34,19 @@ pub struct Session {
     outbox: Outbox,
     arena: Option<&'static ArenaView>,
     exchange: Option<OwnedFd>,
+    heap: Option<OwnedFd>,
     host: Option<Host>,
 }
 
 impl Session {
     /// A conversation that has not begun.
-    pub fn new(outbox: Outbox, arena: Option<&'static ArenaView>, exchange: Option<OwnedFd>) -> Self {
-        Self { outbox, arena, exchange, host: None }
-    }
-
-    /// Whether another command is to be expected soon.
-    pub fn is_busy(&self) -> bool {
-        self.outbox.is_busy()
+    pub fn new(
+        outbox: Outbox,
+        arena: Option<&'static ArenaView>,
+        exchange: Option<OwnedFd>,
+        heap: Option<OwnedFd>,
+    ) -> Self {
+        Self { outbox, arena, exchange, heap, host: None }
     }
 
     /// Does what a command says, or has it done.
@@ -66,11 +67,21 @@ impl Session {
         After::GoOn
     }
 
+    /// From now on buffers come from the heap: the plugin computes in host memory.
+    fn start_heap(&mut self) {
+        if let Some(Err(error)) = self.heap.take().map(heap::start) {
+            tracing::warn!(%error, "the client can't read device memory in place");
+        }
+    }
+
     fn start(&mut self, start: &Start) {
         let spanning = Spanning::new(self.exchange.take());
         let result = Host::new(start, self.outbox.clone(), self.arena, spanning);
         let result = result.and_then(|host| {
             let description = host.describe()?;
+            if description.as_ref().is_some_and(|client| client.platform_name.eq_ignore_ascii_case("cpu")) {
+                self.start_heap();
+            }
             self.host = Some(host);
             Ok(description)
         });
@@ -88,7 +99,7 @@ pub(super) struct Host {
     pub(super) client: Option<Client>,
     pub(super) compiler: Arc<Compiler>,
     pub(super) table: Table<Arc<Buffer>, Task>,
-    pub(super) programs: HashMap<ExecutableId, Result<Arc<Program>, Status>, BuildHasherDefault<IdHasher>>,
+    pub(super) programs: IdMap<Result<Arc<Program>, Status>>,
     pub(super) outbox: Outbox,
     pub(super) background: Background,
     pub(super) spanning: Spanning,
@@ -154,7 +165,7 @@ impl Host {
             compiler: Arc::new(Compiler::new(plugin, client.clone())),
             client,
             table: Table::new(),
-            programs: HashMap::default(),
+            programs: IdMap::default(),
             outbox,
             background: Background::start(),
             spanning,
@@ -197,7 +208,7 @@ impl Host {
             // Handled by the session.
             Command::Shutdown => {}
             Command::Declare { buffers } => buffers.iter().for_each(|buffer| self.table.declare(*buffer)),
-            Command::Upload { buffer, spec, data } => self.upload(buffer, &spec, data),
+            Command::Upload { buffer, spec, data, quiet } => self.upload(buffer, &spec, data, quiet),
             Command::Fail { buffer, status } => self.settle(buffer, Err(status)),
             Command::Uninitialized { buffer, spec } => self.uninitialized(buffer, &spec),
             Command::Alias { buffer, source } => self.alias(buffer, source),

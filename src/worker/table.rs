@@ -9,16 +9,16 @@
 //! 3. A command that uses up (donates) a buffer waits for the parked commands that still read it.
 //! 4. Commands that become ready together run in the order of their dispatch.
 
-use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::BTreeSet;
 
 use crate::abi::Status;
+use crate::wire::ids::IdMap;
 use crate::wire::message::BufferId;
 
 /// Buffers of type `V` by id, and parked commands of type `C`.
 pub struct Table<V, C> {
-    buffers: HashMap<BufferId, Entry<V>, BuildHasherDefault<IdHasher>>,
-    parked: HashMap<Ticket, Parked<C>, BuildHasherDefault<IdHasher>>,
+    buffers: IdMap<Entry<V>>,
+    parked: IdMap<Parked<C>>,
     /// Parked commands that wait for nothing any more.
     ready: BTreeSet<Ticket>,
     next_ticket: Ticket,
@@ -55,7 +55,7 @@ struct Parked<C> {
 impl<V, C> Table<V, C> {
     /// An empty table.
     pub fn new() -> Self {
-        Self { buffers: HashMap::default(), parked: HashMap::default(), ready: BTreeSet::new(), next_ticket: 0 }
+        Self { buffers: IdMap::default(), parked: IdMap::default(), ready: BTreeSet::new(), next_ticket: 0 }
     }
 
     /// Makes `id` exist without a value. A buffer that exists already stays as it is.
@@ -223,28 +223,10 @@ impl<V> Entry<V> {
     }
 }
 
-/// Spreads ids that count up; no defence against chosen keys, which the client has no reason to send.
-#[derive(Default)]
-pub struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, id: u64) {
-        self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use proptest::prelude::*;
 
     use super::*;

@@ -14,21 +14,25 @@ const MUTABLE_ZERO_COPY_SINCE: i32 = 48;
 
 impl Host {
     /// Makes a buffer from host data, which it gives back once the plugin is done with it.
-    pub(super) fn upload(&mut self, buffer: BufferId, spec: &BufferSpec, data: Payload) {
+    pub(super) fn upload(&mut self, buffer: BufferId, spec: &BufferSpec, data: Payload, quiet: bool) {
         let loan = match &data {
-            Payload::Arena { loan, .. } => Some(*loan),
+            Payload::Arena { loan, extent, .. } => Some((*loan, extent.len)),
             Payload::Inline(_) => None,
         };
         match self.buffer_from_host(spec, &data) {
             Ok((made, done)) => {
-                if let Some(loan) = loan {
-                    self.return_after(loan, done);
+                if let Some((loan, bytes)) = loan {
+                    self.return_after(loan, bytes, done);
                 }
-                self.settle_made(buffer, Ok(made));
+                if quiet {
+                    self.table.settle(buffer, Ok(Arc::new(made)));
+                } else {
+                    self.settle_made(buffer, Ok(made));
+                }
             }
             Err(status) => {
-                if let Some(loan) = loan {
-                    self.outbox.returned(loan);
+                if let Some((loan, bytes)) = loan {
+                    self.outbox.returned(loan, bytes);
                 }
                 self.settle(buffer, Err(status));
             }
@@ -66,13 +70,13 @@ impl Host {
 
     /// Gives a loan back once the plugin no longer uses it: after the copy, or when the last buffer that has the
     /// memory for its own is gone. That is not counted as in flight, because it may be never.
-    fn return_after(&self, loan: LoanId, done: Event) {
+    fn return_after(&self, loan: LoanId, bytes: u64, done: Event) {
         let outbox = self.outbox.clone();
         done.on_ready(move |result| {
             if let Err(status) = result {
                 tracing::debug!(%status, loan, "a transfer from the arena failed");
             }
-            outbox.returned(loan);
+            outbox.returned(loan, bytes);
         });
     }
 

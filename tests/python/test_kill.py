@@ -162,7 +162,10 @@ def test_c_during_a_host_to_device_copy() -> None:
 
 @jax_process(slices=2, timeout=240, env=RESTLESS)
 def test_d_during_a_device_to_host_copy() -> None:
-    """A read that the death interrupts raises the loss, or gives the right values; never wrong ones."""
+    """A read that the death interrupts raises the loss, or gives the right values; never wrong ones.
+
+    What a program computed is seen in place, what was uploaded is copied: both are read.
+    """
     import threading
 
     import jax
@@ -178,9 +181,11 @@ def test_d_during_a_device_to_host_copy() -> None:
     for delay in (0.0, 0.002, 0.01, 0.02, 0.05):
         old = incarnation_of(0)
         array = make(jax.device_put(start, devices_of(0)[0])).block_until_ready()
+        uploaded = jax.device_put(expected, devices_of(0)[0]).block_until_ready()
         killer = threading.Timer(delay, kill, [0])
         killer.start()
         try:
+            equal(uploaded, expected)
             equal(array, expected)
         except jax.errors.JaxRuntimeError as error:
             assert "DATA_LOSS" in str(error), error

@@ -18,7 +18,7 @@ fn small_data_travels_in_the_message_and_large_data_in_the_arena() {
             let block = worker.block(&values);
             let (buffer, loan) = (worker.id(), worker.id());
             let data = Payload::Arena { extent: block.extent(), loan, mutable };
-            worker.send(Command::Upload { buffer, spec: f32_spec(&[1000, 100], 0), data });
+            worker.send(Command::Upload { buffer, spec: f32_spec(&[1000, 100], 0), data, quiet: false });
             worker.ready(buffer).unwrap();
             if !mutable {
                 worker.returned(loan);
@@ -38,7 +38,7 @@ fn memory_that_may_be_kept_is_kept_until_the_buffer_is_gone() {
     let block = worker.block(&[5.0; 1024]);
     let (buffer, loan) = (worker.id(), worker.id());
     let data = Payload::Arena { extent: block.extent(), loan, mutable: true };
-    worker.send(Command::Upload { buffer, spec: f32_spec(&[1024], 0), data });
+    worker.send(Command::Upload { buffer, spec: f32_spec(&[1024], 0), data, quiet: false });
     worker.ready(buffer).unwrap();
     assert!(!worker.has_come(|report| *report == Report::Returned { loan }));
     let to = worker.arena.allocate(8).unwrap();
@@ -65,7 +65,7 @@ fn elements_smaller_than_a_byte_take_a_byte_on_the_host() {
     let (buffer, request) = (worker.id(), worker.id());
     let spec =
         BufferSpec { element_type: sys::PJRT_Buffer_Type_U4, dims: Dims::from_slice(&[4]), memory: 0, layout: None };
-    worker.send(Command::Upload { buffer, spec, data: Payload::Inline(vec![1, 2, 15, 4]) });
+    worker.send(Command::Upload { buffer, spec, data: Payload::Inline(vec![1, 2, 15, 4]), quiet: false });
     worker.send(Command::Download { request, buffer, minor_to_major: Default::default(), to: block.extent() });
     assert_eq!(worker.reply(request), Ok(Reply::Done));
     // SAFETY: the worker has written and is done.
@@ -169,14 +169,14 @@ fn what_the_client_gets_wrong_is_an_error_that_names_it() {
     ];
     for (spec, data, words) in cases {
         let buffer = worker.id();
-        worker.send(Command::Upload { buffer, spec, data: Payload::Inline(data) });
+        worker.send(Command::Upload { buffer, spec, data: Payload::Inline(data), quiet: false });
         let status = worker.ready(buffer).unwrap_err();
         assert!(status.message.contains(words), "{status}");
     }
     let (buffer, loan) = (worker.id(), worker.id());
     let extent = Extent { offset: 1 << 40, len: 8 };
     let data = Payload::Arena { extent, loan, mutable: true };
-    worker.send(Command::Upload { buffer, spec: f32_spec(&[2], 0), data });
+    worker.send(Command::Upload { buffer, spec: f32_spec(&[2], 0), data, quiet: false });
     assert!(worker.ready(buffer).is_err());
     worker.returned(loan);
     assert!(worker.download(12345, 1).unwrap_err().message.contains("12345"));

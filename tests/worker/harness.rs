@@ -160,7 +160,7 @@ impl Worker {
     /// The fate of one device's part of a launch.
     pub fn executed(&mut self, launch: u64, device: u32) -> Result<(), Status> {
         self.wait_for(|report| match report {
-            Report::Executed { launch: of, device: on, result } if (*of, *on) == (launch, device) => {
+            Report::Executed { launch: of, device: on, result, .. } if (*of, *on) == (launch, device) => {
                 Some(result.clone())
             }
             _ => None,
@@ -242,7 +242,7 @@ impl Worker {
     /// Uploads to a memory, in the message.
     pub fn upload_to(&mut self, buffer: BufferId, values: &[f32], dims: &[i64], memory: u32) {
         let data = Payload::Inline(bytes_of(values));
-        self.send(Command::Upload { buffer, spec: f32_spec(dims, memory), data });
+        self.send(Command::Upload { buffer, spec: f32_spec(dims, memory), data, quiet: false });
     }
 
     /// The index of the memory of this kind that a device has.

@@ -38,7 +38,7 @@ fn a_donated_argument_is_gone_and_its_memory_lives_on_in_the_output() {
         let block = worker.block(&[5.0; 1024]);
         let (x, loan) = (worker.id(), worker.id());
         let data = Payload::Arena { extent: block.extent(), loan, mutable: true };
-        worker.send(Command::Upload { buffer: x, spec: f32_spec(&[1024], 0), data });
+        worker.send(Command::Upload { buffer: x, spec: f32_spec(&[1024], 0), data, quiet: false });
         let y = worker.upload(&[1.0; 1024], &[1024]);
         let (launch, next) = worker.execute(step, 1, &[x, y]);
         worker.executed(launch, 0).unwrap();

@@ -24,8 +24,9 @@ use super::machine;
 use super::message::Extent;
 use super::shm::{self, Mapping, PAGE};
 use crate::abi::Status;
-use ranges::{FreeSpace, RangeSet};
+use ranges::RangeSet;
 
+pub use ranges::FreeSpace;
 pub use view::ArenaView;
 
 /// Every block starts at a multiple of this: XLA's CPU plugin wants it for zero-copy use.

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::spin::Spin;
 use super::{ConnectionError, Link, acknowledge, codec, hung_up, is_ready, notify, poll, readable};
 use crate::wire::message::{Command, Report};
-use crate::wire::ring::{Consumer, Producer, Sent};
+use crate::wire::ring::{Consumer, Producer, Sent, Wake};
 
 /// At most so many reports are taken at once, so that other descriptors get their turn.
 const BATCH: usize = 256;
@@ -52,6 +52,14 @@ impl ClientEnd {
     /// # Errors
     /// Why the connection is of no more use, or that this message can't be sent.
     pub fn send(&self, command: &Command) -> Result<(), ConnectionError> {
+        self.send_and(command, Wake::Now)
+    }
+
+    /// As [`Self::send`], and wakes a sleeping worker or not.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn send_and(&self, command: &Command, wake: Wake) -> Result<(), ConnectionError> {
         let wake = codec::encoded(command, |bytes| {
             let mut outgoing = self.lock();
             outgoing.check()?;
@@ -59,7 +67,7 @@ impl ClientEnd {
                 outgoing.end(error.clone());
                 return Err(error);
             }
-            Ok(outgoing.producer.must_wake_consumer())
+            Ok(outgoing.producer.must_wake_consumer(wake))
         })?;
         if wake {
             notify(&self.link.worker);
@@ -97,7 +105,7 @@ impl ClientEnd {
             return Ok(());
         }
         outgoing.flush()?;
-        let wake = outgoing.producer.must_wake_consumer();
+        let wake = outgoing.producer.must_wake_consumer(Wake::Now);
         drop(outgoing);
         if wake {
             notify(&self.link.worker);

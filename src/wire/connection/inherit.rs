@@ -5,7 +5,7 @@
 //! once.
 //!
 //! The argument is `<pid of the client>:<socket>`. The message in the socket is one byte, the count of its descriptors:
-//! rings, client, worker, room[, arena[, exchange]].
+//! rings, client, worker, room[, arena[, exchange]][, heap]. Where the heap is among them, [`HEAP_CAME`] is added to the count.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -25,7 +25,10 @@ pub const FDS_ARGUMENT: &str = "--fds";
 
 /// Descriptors that every worker gets, and the most that one gets.
 const REQUIRED: usize = 4;
-const MOST: usize = REQUIRED + 2;
+const MOST: usize = REQUIRED + 3;
+
+/// Added to the count of descriptors where the last one is the heap's.
+const HEAP_CAME: u8 = 0x80;
 
 /// The worker's share of a connection, held by the client from [`super::connect`] until the worker is started.
 #[derive(Debug)]
@@ -33,6 +36,7 @@ pub struct WorkerFds {
     socket: OwnedFd,
     /// In the order of the message.
     others: Vec<OwnedFd>,
+    heap: Option<OwnedFd>,
     link: Arc<Link>,
 }
 
@@ -47,7 +51,7 @@ impl WorkerFds {
         for fd in [link.client.as_fd(), link.worker.as_fd(), link.room.as_fd()].into_iter().chain(arena) {
             others.push(rustix::io::fcntl_dupfd_cloexec(fd, 3)?);
         }
-        Ok(Self { socket, others, link })
+        Ok(Self { socket, others, heap: None, link })
     }
 
     /// Passes on the memory of the exchange between slices, too.
@@ -59,6 +63,15 @@ impl WorkerFds {
             return Err(rustix::io::Errno::INVAL.into());
         }
         self.others.push(rustix::io::fcntl_dupfd_cloexec(exchange, 3)?);
+        Ok(self)
+    }
+
+    /// Passes on the memory for the worker's device memory, too.
+    ///
+    /// # Errors
+    /// The kernel's, when descriptors run out.
+    pub fn with_heap(mut self, heap: BorrowedFd<'_>) -> io::Result<Self> {
+        self.heap = Some(rustix::io::fcntl_dupfd_cloexec(heap, 3)?);
         Ok(self)
     }
 
@@ -84,13 +97,13 @@ impl WorkerFds {
     }
 
     fn put_into_socket(&self) -> io::Result<()> {
-        let fds: Vec<_> = self.others.iter().map(AsFd::as_fd).collect();
+        let fds: Vec<_> = self.others.iter().chain(&self.heap).map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
         let mut message = SendAncillaryBuffer::new(&mut space);
         if !message.push(SendAncillaryMessage::ScmRights(&fds)) {
             return Err(rustix::io::Errno::INVAL.into());
         }
-        let count = [fds.len() as u8];
+        let count = [fds.len() as u8 + if self.heap.is_some() { HEAP_CAME } else { 0 }];
         rustix::net::sendmsg(&self.link.socket, &[IoSlice::new(&count)], &mut message, SendFlags::NOSIGNAL)?;
         Ok(())
     }
@@ -116,13 +129,16 @@ impl WorkerEnd {
         // SAFETY: ours by the caller's promise.
         let socket =
             unsafe { take_socket(number) }.map_err(|error| format!("inherited descriptor {number}: {error}"))?;
-        let mut fds =
-            take_from_socket(&socket).map_err(|error| format!("nothing came with the socket: {error}"))?.into_iter();
+        let (fds, heap) =
+            take_from_socket(&socket).map_err(|error| format!("nothing came with the socket: {error}"))?;
+        let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| "too few descriptors came with the socket".to_owned());
         let (rings, client_wake, worker, room) = (next()?, next()?, next()?, next()?);
         let (commands, reports) = open_rings(rings.as_fd())?;
         let link = Link { socket, client: client_wake, worker, room, commands, reports };
-        Ok((Self::new(link, watch_parent(client)), fds.next(), fds.next()))
+        let mut end = Self::new(link, watch_parent(client));
+        end.heap = heap;
+        Ok((end, fds.next(), fds.next()))
     }
 }
 
@@ -148,8 +164,8 @@ unsafe fn take_socket(number: RawFd) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The descriptors that wait in the socket. Ends with the client's death at the latest.
-fn take_from_socket(socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
+/// The descriptors that wait in the socket, and the heap's. Ends with the client's death at the latest.
+fn take_from_socket(socket: &OwnedFd) -> io::Result<(Vec<OwnedFd>, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let (mut message, mut count) = (RecvAncillaryBuffer::new(&mut space), [0u8]);
     rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut count)], &mut message, RecvFlags::CMSG_CLOEXEC)?;
@@ -159,10 +175,12 @@ fn take_from_socket(socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
             fds.extend(received);
         }
     }
-    if fds.len() != usize::from(count[0]) {
-        return Err(io::Error::other(format!("{} descriptors came instead of {}", fds.len(), count[0])));
+    let (count, with_heap) = (usize::from(count[0] & !HEAP_CAME), count[0] & HEAP_CAME != 0);
+    if fds.len() != count {
+        return Err(io::Error::other(format!("{} descriptors came instead of {count}", fds.len())));
     }
-    Ok(fds)
+    let heap = if with_heap { fds.pop() } else { None };
+    Ok((fds, heap))
 }
 
 /// A descriptor that becomes readable when the client exits.

@@ -34,6 +34,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::ring::{RingError, RingPlace};
 use super::shm::{self, Mapping};
 
+pub use super::ring::Wake;
 pub use client::{ClientEnd, Listener, Wait, Woken};
 pub use inherit::{FDS_ARGUMENT, WorkerFds};
 pub use worker::WorkerEnd;

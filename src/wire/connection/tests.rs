@@ -61,7 +61,7 @@ fn receive_to_the_end(listener: &mut Listener) -> (Vec<Report>, ConnectionError)
 fn answer_all(worker: &WorkerEnd) -> usize {
     let mut count = 0;
     loop {
-        match worker.recv(None, true) {
+        match worker.recv(None) {
             Ok(Some(Command::Ask { request, .. })) => {
                 count += 1;
                 if worker.send(&done(request)).is_err() {
@@ -142,9 +142,9 @@ fn what_the_client_said_is_read_before_its_end() {
     client.send(&ping(1)).unwrap();
     client.send(&Command::Shutdown).unwrap();
     drop(listener);
-    assert_eq!(worker.recv(None, false), Ok(Some(ping(1))));
-    assert_eq!(worker.recv(None, false), Ok(Some(Command::Shutdown)));
-    assert_eq!(worker.recv(None, false), Err(ConnectionError::Closed));
+    assert_eq!(worker.recv(None), Ok(Some(ping(1))));
+    assert_eq!(worker.recv(None), Ok(Some(Command::Shutdown)));
+    assert_eq!(worker.recv(None), Err(ConnectionError::Closed));
 }
 
 #[test]
@@ -184,8 +184,8 @@ fn other_descriptors_and_wakes_end_the_wait() {
     listener.wait(wait, &mut reports).unwrap();
     assert!(reports.is_empty());
     worker.wake();
-    assert_eq!(worker.recv(None, false), Ok(None));
-    assert_eq!(worker.recv(Some(Duration::from_millis(1)), true), Ok(None));
+    assert_eq!(worker.recv(None), Ok(None));
+    assert_eq!(worker.recv(Some(Duration::from_millis(1))), Ok(None));
     assert_eq!(worker.try_recv(), Ok(None));
 }
 

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::spin::{self, Spin};
 use super::{ConnectionError, Link, acknowledge, codec, hung_up, is_ready, notify, poll, readable};
 use crate::wire::message::{Command, Report};
-use crate::wire::ring::{Consumer, Producer, Sent};
+use crate::wire::ring::{Consumer, Producer, Sent, Wake};
 
 /// The worker's end of its connection to the client. Made by [`WorkerEnd::from_inherited`].
 ///
@@ -22,6 +22,8 @@ pub struct WorkerEnd {
     pub(super) link: Link,
     /// Becomes readable when the client exits.
     pub(super) parent: Option<OwnedFd>,
+    /// What device memory is to be taken from, until [`Self::take_heap`].
+    pub(super) heap: Option<OwnedFd>,
     commands: Mutex<Incoming>,
     pub(super) reports: Mutex<Producer>,
     /// The client is gone: nothing can be sent any more.
@@ -38,23 +40,26 @@ impl WorkerEnd {
     pub(super) fn new(link: Link, parent: Option<OwnedFd>) -> Self {
         let incoming = Incoming { consumer: Consumer::new(link.commands.clone()), spin: Spin::new(spin::DEFAULT) };
         let reports = Mutex::new(Producer::new(link.reports.clone()));
-        Self { link, parent, commands: Mutex::new(incoming), reports, closed: AtomicBool::new(false) }
+        Self { link, parent, heap: None, commands: Mutex::new(incoming), reports, closed: AtomicBool::new(false) }
+    }
+
+    /// The memory that device memory is to be taken from, where it came along and was not taken yet.
+    pub fn take_heap(&mut self) -> Option<OwnedFd> {
+        self.heap.take()
     }
 
     /// The next command, waiting for it until `timeout` (`None`: without limit) or the client's death.
     ///
     /// `None` when the time is over, after [`Self::wake`], or on a signal. For one thread: others would wait for it.
-    /// `busy` says that the worker expects another command at once, so that spinning before the sleep may pay off.
     ///
     /// # Errors
     /// [`ConnectionError::Closed`] once the client is gone and all it said was handed out.
-    pub fn recv(&self, timeout: Option<Duration>, busy: bool) -> Result<Option<Command>, ConnectionError> {
+    pub fn recv(&self, timeout: Option<Duration>) -> Result<Option<Command>, ConnectionError> {
         let incoming = &mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(command) = self.take(&mut incoming.consumer)? {
             return Ok(Some(command));
         }
-        if busy
-            && incoming.spin.until(|| incoming.consumer.has_data())
+        if incoming.spin.until(|| incoming.consumer.has_data())
             && let Some(command) = self.take(&mut incoming.consumer)?
         {
             return Ok(Some(command));
@@ -88,12 +93,20 @@ impl WorkerEnd {
     /// # Errors
     /// [`ConnectionError::Closed`] once the client is gone; [`ConnectionError::Unsendable`] for this message only.
     pub fn send(&self, report: &Report) -> Result<(), ConnectionError> {
+        self.send_and(report, Wake::Now)
+    }
+
+    /// As [`Self::send`], and wakes a sleeping client or not.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn send_and(&self, report: &Report, wake: Wake) -> Result<(), ConnectionError> {
         codec::encoded(report, |bytes| {
             let mut producer = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
             if self.closed.load(Relaxed) {
                 return Err(ConnectionError::Closed);
             }
-            let result = self.send_bytes(&mut producer, bytes);
+            let result = self.send_bytes(&mut producer, bytes, wake);
             if result.as_ref().is_err_and(ConnectionError::is_slice_loss) {
                 // A message may be sent in part: nothing may follow it.
                 self.closed.store(true, Relaxed);
@@ -115,12 +128,14 @@ impl WorkerEnd {
         self.link.pulse().fetch_add(1, Relaxed);
     }
 
-    fn send_bytes(&self, producer: &mut Producer, bytes: &[u8]) -> Result<(), ConnectionError> {
+    fn send_bytes(&self, producer: &mut Producer, bytes: &[u8], wake: Wake) -> Result<(), ConnectionError> {
         let mut sent = 0;
         let mut asked = false;
         loop {
             let progress = producer.try_send(bytes, sent)?;
-            if producer.must_wake_consumer() {
+            // The end of a message that had no room must not lie there unseen.
+            let wake = if sent == 0 && progress == Sent::Whole { wake } else { Wake::Now };
+            if producer.must_wake_consumer(wake) {
                 notify(&self.link.client);
             }
             match progress {

@@ -95,6 +95,12 @@ impl Buffer {
         Ok(Event::new(self.client.plugin(), args.event))
     }
 
+    /// The address of the device memory, in this process where the device is the host's processors.
+    pub fn address(&self) -> Result<usize, Status> {
+        call!(self.client.plugin(), PJRT_Buffer_UnsafePointer_Args { buffer: self.raw() })
+            .map(|args| args.buffer_pointer)
+    }
+
     /// The number of dimensions.
     pub fn rank(&self) -> Result<usize, Status> {
         call!(self.client.plugin(), PJRT_Buffer_Dimensions_Args { buffer: self.raw() }).map(|args| args.num_dims)

@@ -21,6 +21,9 @@ pub struct Assignment {
     pub ids: Vec<i32>,
 }
 
+/// The options that set where and how XLA dumps modules.
+pub(super) const DUMP_PREFIX: &str = "xla_dump_";
+
 /// The most devices that a program may name: far beyond any machine, low enough to refuse nonsense.
 const MOST_DEVICES: usize = 1 << 20;
 
@@ -67,10 +70,15 @@ impl CompileOptions {
         serialize(&self.0)
     }
 
+    /// Whether whoever compiles or loads with these is to dump what the compiler does.
+    pub fn wants_dumps(&self) -> bool {
+        self.0.env_option_overrides.keys().any(|name| name.starts_with(DUMP_PREFIX))
+    }
+
     /// The same options without the wish to dump what the compiler does: for loading what it dumped already.
     pub fn without_dumps(bytes: &[u8]) -> Result<Vec<u8>, Status> {
         let mut options = Self::parse(bytes)?;
-        options.0.env_option_overrides.retain(|name, _| !name.starts_with("xla_dump"));
+        options.0.env_option_overrides.retain(|name, _| !name.starts_with(DUMP_PREFIX));
         options.to_bytes()
     }
 

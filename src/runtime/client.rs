@@ -441,7 +441,12 @@ impl Client {
         placed.assignment = assignment.ids;
         let program = Program::new(self, Arc::new(placed), Placement::Devices(devices));
         program.check_parts()?;
-        Ok(program.loaded())
+        let program = program.loaded();
+        if parsed.wants_dumps() {
+            // The files are looked for as soon as this returns.
+            program.await_loaded();
+        }
+        Ok(program)
     }
 
     /// Where a program runs: devices by index among the client's, and by id; nowhere for sure if it is portable.

@@ -11,7 +11,7 @@ use super::session::Session;
 use crate::abi::Status;
 use crate::program::artifact::{Artifact, Part};
 use crate::program::spanning;
-use crate::wire::message::{Command, Dims, ExecutableId, ExecutableInfo};
+use crate::wire::message::{Command, Dims, ExecutableId, ExecutableInfo, Query};
 
 /// A program that can run on the client's devices.
 pub struct Program {
@@ -80,6 +80,14 @@ impl Program {
             }
         }
         self
+    }
+
+    /// Waits until the workers that were told have loaded it, or tried to, or died.
+    pub fn await_loaded(&self) {
+        for slice in self.slices() {
+            // Answered in its turn; what the answer is doesn't matter.
+            let _ = self.client.session(slice).query(Query::PluginAttributes);
+        }
     }
 
     /// What a slice loads of the program: the part that was compiled for the devices that run it there.

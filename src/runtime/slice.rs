@@ -398,10 +398,7 @@ impl Keeper {
         }
         let mut known = self.slice.known();
         if known.first.is_none() {
-            known.first = Some(Err(match &loss.cause {
-                LossCause::StartFailed(status) => status.clone(),
-                _ => Status::failed_precondition(loss.status().message),
-            }));
+            known.first = Some(Err(loss.at_start(&self.slice.shared.config.worker)));
         }
     }
 

@@ -1,6 +1,7 @@
 //! The loss of an incarnation: what happened, and how it reads as the status of all that was lost.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -110,6 +111,20 @@ impl Loss {
     /// DATA_LOSS, for something that was on one device.
     pub fn status_of(&self, device: &str) -> Status {
         Status::new(Code::DataLoss, self.message(Some(device)))
+    }
+
+    /// What a client that can't be made for it is told: there was nothing to lose yet, but something to set right.
+    pub fn at_start(&self, executable: &Path) -> Status {
+        if let LossCause::StartFailed(status) = &self.cause {
+            return status.clone();
+        }
+        Status::failed_precondition(format!(
+            "slice {} did not come up: {}; the worker executable is {} (MAINSTAY_WORKER).{}",
+            self.slice,
+            self.what_happened(),
+            executable.display(),
+            Output(&self.stderr_tail)
+        ))
     }
 
     fn message(&self, device: Option<&str>) -> String {

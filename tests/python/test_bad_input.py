@@ -78,7 +78,9 @@ def test_worker_that_cannot_be_executed(tmp_path: Path) -> None:
 
 
 def test_worker_that_is_another_program() -> None:
-    assert "left with exit code 0" in refusal(MAINSTAY_WORKER="/bin/true")
+    refused = refusal(MAINSTAY_WORKER="/bin/true")
+    assert "left with exit code 0" in refused
+    assert "/bin/true (MAINSTAY_WORKER)" in refused
 
 
 def test_option_that_does_not_exist(tmp_path: Path) -> None:

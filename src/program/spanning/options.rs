@@ -5,6 +5,7 @@ use std::path::Path;
 use protobuf::{Message, MessageField};
 
 use crate::abi::Status;
+use crate::program::options::DUMP_PREFIX;
 use crate::program::proto::compile_options::{
     CompileOptionsProto, ExecutableBuildOptionsProto, OptionOverrideProto, option_override_proto,
 };
@@ -12,9 +13,6 @@ use crate::program::proto::shape::DeviceAssignmentProto;
 use crate::program::proto::shape::device_assignment_proto::ComputationDevice;
 
 use super::groups::Extents;
-
-/// The options that set where and how XLA dumps modules; a user's own would get in the planner's way.
-const DUMP_PREFIX: &str = "xla_dump_";
 
 /// What a program's compile options say about its replicas and partitions.
 pub fn extents(options: &[u8]) -> Result<Extents, Status> {
@@ -43,6 +41,7 @@ pub fn planning(options: &[u8], dump: &Path) -> Result<Vec<u8>, Status> {
     let dump = dump
         .to_str()
         .ok_or_else(|| Status::invalid(format!("the folder for dumps, {}, is not UTF-8", dump.display())))?;
+    // A user's own would get in the planner's way.
     options.env_option_overrides.retain(|name, _| !name.starts_with(DUMP_PREFIX));
     let text = |value: &str| option_override_proto::Value::StringField(value.into());
     let yes = option_override_proto::Value::BoolField(true);

@@ -262,7 +262,7 @@ fn arrive(
             arrived.set(Err(cause));
         }
     }));
-    EventHandle::plain(event)
+    EventHandle::of_copy(event)
 }
 
 entries! {
@@ -355,7 +355,7 @@ entries! {
     PJRT_Buffer_ReadyEvent(args: PJRT_Buffer_ReadyEvent_Args) {
         // SAFETY: a live buffer of ours.
         let buffer = &unsafe { BufferHandle::borrow(args.buffer)? }.buffer;
-        args.event = EventHandle::of_value(buffer.ready.clone(), buffer.holder.session().cloned());
+        args.event = EventHandle::of_buffer(buffer);
         Ok(())
     }
 
@@ -413,7 +413,7 @@ entries! {
         let buffer = unsafe { BufferHandle::borrow(args.buffer)? }.buffer.clone();
         let (offset, len) = raw_range(&buffer, args.offset, args.transfer_size)?;
         let event = Event::pending();
-        args.event = EventHandle::plain(event.clone());
+        args.event = EventHandle::of_copy(event.clone());
         args.callback_data = Box::into_raw(Box::new(RawFuture { buffer, offset, len, event })).cast();
         args.future_ready_callback = Some(raw_future_ready);
         Ok(())

@@ -7,7 +7,8 @@ use super::entry::{entries, text};
 use super::error::{from_parts, optional};
 use super::handle::Handle;
 use crate::abi::{Status, sys};
-use crate::runtime::buffer::outcome;
+use crate::runtime::buffer::{Buffer, outcome};
+use crate::runtime::callbacks;
 use crate::runtime::event::{Event, Outcome};
 use crate::runtime::session::Session;
 
@@ -16,6 +17,8 @@ pub struct EventHandle {
     event: Arc<Event>,
     /// Who holds the value that the event tells of: when it is lost, so is what was ready.
     session: Option<Arc<Session>>,
+    /// Whether callbacks go on to use the value, and may wait for locks of the caller's therefore.
+    is_for_use: bool,
 }
 
 impl Handle for EventHandle {
@@ -26,12 +29,23 @@ impl Handle for EventHandle {
 impl EventHandle {
     /// An event that depends on no worker any more once it is set.
     pub fn plain(event: Arc<Event>) -> *mut sys::PJRT_Event {
-        Self { event, session: None }.into_raw()
+        Self { event, session: None, is_for_use: false }.into_raw()
     }
 
     /// An event of a value that a session holds, if any does.
     pub fn of_value(event: Arc<Event>, session: Option<Arc<Session>>) -> *mut sys::PJRT_Event {
-        Self { event, session }.into_raw()
+        Self { event, session, is_for_use: false }.into_raw()
+    }
+
+    /// The event that a buffer is ready.
+    pub fn of_buffer(buffer: &Arc<Buffer>) -> *mut sys::PJRT_Event {
+        let session = buffer.holder.session().cloned();
+        Self { event: buffer.ready.clone(), session, is_for_use: true }.into_raw()
+    }
+
+    /// The event that a value is in the caller's memory.
+    pub fn of_copy(event: Arc<Event>) -> *mut sys::PJRT_Event {
+        Self { event, session: None, is_for_use: true }.into_raw()
     }
 
     /// An event that has happened.
@@ -93,14 +107,15 @@ entries! {
         // SAFETY: a live event of ours.
         let event = unsafe { EventHandle::borrow(args.event)? };
         let Some(callback) = args.callback else { return Err(Status::invalid("a null callback was given for an event")) };
-        let (argument, session) = (UserArgument(args.user_arg), event.session.clone());
+        let (argument, session, is_for_use) = (UserArgument(args.user_arg), event.session.clone(), event.is_for_use);
         event.event.on_done(move |result| {
             let result = match &session {
                 Some(session) => outcome(result.clone(), session),
                 None => result.clone(),
             };
             // SAFETY: the callback owns the error it is given and knows its own argument.
-            unsafe { callback(optional(result), argument.get()) };
+            let call = move || unsafe { callback(optional(result), argument.get()) };
+            if is_for_use { callbacks::run(call) } else { call() }
         });
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! A running worker in the hands of the thread that listens to it: its process, its connection, its session.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +18,15 @@ use crate::wire::message::{Command, Report, Start};
 
 /// How long a worker that closed its connection gets to end by itself, so that its exit status tells why.
 const EXIT_GRACE: Duration = Duration::from_millis(100);
+
+thread_local! {
+    static LISTENER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether workers are listened to on this thread, which must not wait for one therefore.
+pub fn is_listener() -> bool {
+    LISTENER.get()
+}
 
 /// A worker's process with its connection and its session.
 pub struct Worker {
@@ -73,6 +83,7 @@ impl Worker {
         timeout: Option<Duration>,
         mut take: impl FnMut(&Arc<Session>, Report),
     ) -> Result<(), ConnectionError> {
+        LISTENER.set(true);
         let woken = {
             let mut extra: SmallVec<[BorrowedFd<'_>; 2]> = SmallVec::new();
             extra.extend(self.process.output_fd());

@@ -8,6 +8,7 @@
 //! `sender` or `pending`; a session's `gate`, then its `sender`. Callbacks run outside every lock.
 
 pub mod buffer;
+pub mod callbacks;
 pub mod client;
 pub mod compiler;
 pub mod copier;

@@ -71,3 +71,21 @@ def test_viewed_memory_is_given_back() -> None:
     for value in range(100):
         assert np.asarray(make(np.float32(value)))[-1] == value
     assert resident() < 600, f"{resident()} MiB"
+
+
+@jax_process(slices=1, devices=2)
+def test_values_that_are_wanted_before_they_are_there() -> None:
+    """Copies to the host that are asked for early come, also where the worker has to be asked for the value."""
+    import jax
+    import numpy as np
+
+    from probe import long
+
+    for device in jax.devices():
+        # Uploaded and donated: the result lies where the upload did, which the client can't see in place.
+        add_one = jax.jit(lambda x, other: x + other[0, 0] * 0 + 1, donate_argnums=0)
+        uploaded = jax.device_put(np.arange(1000, dtype=np.float32), device)
+        busy = long(jax.device_put(np.full((64, 64), 1e-6, np.float32), device), 2000)
+        result = add_one(uploaded, busy)
+        result.copy_to_host_async()
+        np.testing.assert_array_equal(np.asarray(result), np.arange(1000) + 1)

@@ -1,7 +1,8 @@
 """What is measured, inside a process that has one of the two plugins as JAX's platform.
 
 Prints the names of the measurements, then reads one name a line from standard input and answers each with the
-seconds that one operation took. `run.py` holds one such process for each plugin and asks them in turn.
+seconds that one operation took (bytes, where the name begins with "memory"). `run.py` holds one such process for
+each plugin and asks them in turn. With `spanning` as argument the measurements are those of `spanning.py`.
 """
 
 import json
@@ -13,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import spanning
+import transformer
 
 from snapshots import MEASUREMENTS as OF_SNAPSHOTS
 
@@ -78,7 +81,7 @@ def device_to_host(size: int, own_memory: bool) -> float:
 
 def training_step() -> float:
     """One step of a small transformer with Adam, its loss read every fourth step."""
-    step, state, batch = _transformer()
+    step, state, batch = transformer.build()
     state, _ = step(state, batch)
     jax.block_until_ready(state)
     count = 12
@@ -89,53 +92,6 @@ def training_step() -> float:
             float(loss)
     jax.block_until_ready(state)
     return (time.perf_counter() - begin) / count
-
-
-def _transformer() -> tuple[Callable[..., Any], Any, Any]:
-    width, heads, layers, length, rows, words = 256, 4, 4, 64, 8, 512
-    rng = np.random.default_rng(0)
-
-    def matrix(*shape: int) -> np.ndarray:
-        return rng.normal(0, 0.02, shape).astype(np.float32)
-
-    layer = {
-        "qkv": (width, 3 * width),
-        "out": (width, width),
-        "up": (width, 4 * width),
-        "down": (4 * width, width),
-    }
-    weights = {
-        "embed": matrix(words, width),
-        "layers": [{name: matrix(*shape) for name, shape in layer.items()} for _ in range(layers)],
-    }
-
-    def normed(x: jax.Array) -> jax.Array:
-        return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
-
-    def attention(one: Any, x: jax.Array) -> jax.Array:
-        split = (normed(x) @ one["qkv"]).reshape(rows, length, 3, heads, width // heads)
-        mixed = jax.nn.dot_product_attention(split[:, :, 0], split[:, :, 1], split[:, :, 2], is_causal=True)
-        return mixed.reshape(rows, length, width) @ one["out"]
-
-    def loss_of(weights: Any, tokens: jax.Array) -> jax.Array:
-        x = weights["embed"][tokens[:, :-1]]
-        for one in weights["layers"]:
-            x = x + attention(one, x)
-            x = x + jax.nn.gelu(normed(x) @ one["up"]) @ one["down"]
-        scores = jax.nn.log_softmax(normed(x) @ weights["embed"].T)
-        return -jnp.mean(jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1))
-
-    def step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
-        weights, first, second = state
-        loss, gradient = jax.value_and_grad(loss_of)(weights, tokens)
-        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradient)
-        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, second, gradient)
-        weights = jax.tree.map(lambda w, m, v: w - 1e-3 * m / (jnp.sqrt(v) + 1e-8), weights, first, second)
-        return (weights, first, second), loss
-
-    zeros = jax.tree.map(np.zeros_like, weights)
-    tokens = jnp.asarray(rng.integers(0, words, (rows, length + 1)))
-    return jax.jit(step, donate_argnums=0), jax.device_put((weights, zeros, zeros)), tokens
 
 
 MEASUREMENTS: dict[str, Callable[[], float]] = {
@@ -152,9 +108,10 @@ MEASUREMENTS: dict[str, Callable[[], float]] = {
 def main() -> None:
     """Answers until standard input ends."""
     jax.devices()
-    print(json.dumps(list(MEASUREMENTS)), flush=True)
+    measurements = spanning.MEASUREMENTS if sys.argv[1:] == ["spanning"] else MEASUREMENTS
+    print(json.dumps(list(measurements)), flush=True)
     for line in sys.stdin:
-        print(MEASUREMENTS[line.rstrip("\n")](), flush=True)
+        print(measurements[line.rstrip("\n")](), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ def environment(platform: str, library: Path, create_options: dict[str, object],
 class Bench:
     """A process that measures on one plugin."""
 
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, env: dict[str, str], *arguments: str) -> None:
         """Starts the process and waits until its client is there."""
         self.process = subprocess.Popen(
-            [sys.executable, OPERATIONS], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, OPERATIONS, *arguments], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.names: list[str] = json.loads(self.answer())
 
@@ -73,7 +73,17 @@ def start_up(env: dict[str, str]) -> float:
 def show(name: str, raw: list[float], ours: list[float]) -> None:
     """Prints one row: medians and their ratio."""
     plugin, mainstay = statistics.median(raw), statistics.median(ours)
-    print(f"| {name} | {duration(plugin)} | {duration(mainstay)} | {mainstay / plugin:.2f} |", flush=True)
+    unit = megabytes if name.startswith("memory") else duration
+    print(f"| {name} | {unit(plugin)} | {unit(mainstay)} | {mainstay / plugin:.2f} |", flush=True)
+
+
+def compare(raw: Bench, ours: Bench, only: str, rounds: int) -> None:
+    """Measures by turns what has `only` in its name, prints a row of each, and ends both processes."""
+    for name in filter(lambda name: only in name, raw.names):
+        pairs = [(raw.ask(name), ours.ask(name)) for _ in range(rounds)]
+        show(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    raw.close()
+    ours.close()
 
 
 def duration(seconds: float) -> str:
@@ -82,6 +92,11 @@ def duration(seconds: float) -> str:
         if seconds * scale >= 1:
             return f"{seconds * scale:.2f} {unit}"
     return f"{seconds * 1e6:.1f} µs"
+
+
+def megabytes(size: float) -> str:
+    """A number of bytes in MiB."""
+    return f"{size / (1 << 20):.0f} MiB"
 
 
 def main() -> None:
@@ -98,16 +113,19 @@ def main() -> None:
         raw_env = environment("raw", plugin, {"cpu_device_count": 1}, folder)
         ours_env = environment("mainstay", LIBRARY, through, folder)
         print("| operation | real plugin | Mainstay | ratio |\n|---|---|---|---|")
-        raw, ours = Bench(raw_env), Bench(ours_env)
-        for name in filter(lambda name: arguments.only in name, raw.names):
-            pairs = [(raw.ask(name), ours.ask(name)) for _ in range(arguments.rounds)]
-            show(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        raw.close()
-        ours.close()
+        compare(Bench(raw_env), Bench(ours_env), arguments.only, arguments.rounds)
         if arguments.only in "start":
             two = environment("mainstay", LIBRARY, through | {"slices": 2}, folder)
             times = [(start_up(raw_env), start_up(two)) for _ in range(3)]
             show("start of a client (with 2 slices)", [pair[0] for pair in times], [pair[1] for pair in times])
+        eight = environment("raw", plugin, {"cpu_device_count": 8}, folder)
+        for slices in (2, 4):
+            print(
+                f"\n| on {slices} slices of {8 // slices} devices | real plugin | Mainstay | ratio |\n|---|---|---|---|"
+            )
+            spanning: dict[str, object] = {"plugin": str(plugin), "slices": slices, "devices_per_slice": 8 // slices}
+            ours = environment(f"mainstay{slices}", LIBRARY, spanning, folder)
+            compare(Bench(eight, "spanning"), Bench(ours, "spanning"), arguments.only, arguments.rounds)
     print(f"\n{arguments.rounds} rounds in {time.perf_counter() - begin:.0f} s on {os.cpu_count()} cores")
 
 

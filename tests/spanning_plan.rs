@@ -18,7 +18,7 @@ use mainstay::abi::{Status, element, sys};
 use mainstay::program::spanning::{Place, Placement};
 use mainstay::wire::message::{
     BufferId, BufferSpec, Command, CompileJob, CompiledSpanning, Dims, ExecutableInfo, Execute, Ids, NamedValue,
-    Payload, Reply, Report, SpanningJob, SpanningPart, Start,
+    Payload, Query, Reply, Report, SpanningJob, SpanningPart, Start, Urgent,
 };
 use mainstay::worker::collectives::create_region;
 use protobuf::{Message, MessageField};
@@ -154,6 +154,27 @@ fn free(worker: &Worker, first_output: BufferId, count: u64) {
     worker.send(Command::Destroy { buffers: (first_output..first_output + count).collect() });
 }
 
+/// What a device gets for an argument.
+fn argument(element_type: u32, dims: &[i64], round: u64, logical: u32, number: usize) -> Vec<u8> {
+    content(element_type, dims, 1 + round * 1000 + u64::from(logical) * 50 + number as u64)
+}
+
+/// Declares the arguments of all devices of a worker; the commands that give them their values. For small ones.
+fn declare(worker: &mut Worker, loaded: &Loaded, info: &ExecutableInfo, round: u64) -> (Ids, Vec<Command>) {
+    let mut values = Vec::new();
+    for &(device, logical) in &loaded.devices {
+        let memory = worker.memory(device as usize, "device");
+        for (number, (element_type, dims)) in info.parameters.iter().enumerate() {
+            let spec = BufferSpec { element_type: *element_type, dims: dims.clone(), memory, layout: None };
+            let data = Payload::Inline(argument(*element_type, dims, round, logical, number));
+            values.push((worker.declare(), spec, data));
+        }
+    }
+    let buffers = values.iter().map(|(buffer, ..)| *buffer).collect();
+    let upload = |(buffer, spec, data)| Command::Upload { buffer, spec, data, quiet: false };
+    (buffers, values.into_iter().map(upload).collect())
+}
+
 /// Uploads the arguments of all devices of a worker.
 fn upload(worker: &mut Worker, loaded: &Loaded, info: &ExecutableInfo, round: u64) -> Ids {
     let mut arguments = Ids::new();
@@ -161,8 +182,7 @@ fn upload(worker: &mut Worker, loaded: &Loaded, info: &ExecutableInfo, round: u6
         let memory = worker.memory(device as usize, "device");
         for (number, (element_type, dims)) in info.parameters.iter().enumerate() {
             let buffer = worker.id();
-            let seed = 1 + round * 1000 + u64::from(logical) * 50 + number as u64;
-            let content = content(*element_type, dims, seed);
+            let content = argument(*element_type, dims, round, logical, number);
             let spec = BufferSpec { element_type: *element_type, dims: dims.clone(), memory, layout: None };
             if content.len() < 100_000 {
                 worker.send(Command::Upload { buffer, spec, data: Payload::Inline(content), quiet: false });
@@ -247,6 +267,11 @@ struct World {
 impl World {
     /// As many slices as the placement names, with as many devices as it needs of each.
     fn start(placement: Placement) -> Self {
+        Self::with_threads(placement, 8)
+    }
+
+    /// The same, with so many threads for programs in each worker.
+    fn with_threads(placement: Placement, threads: usize) -> Self {
         let slices = placement.places.iter().map(|place| place.slice).max().unwrap() as usize + 1;
         let region = create_region(slices, 16 << 20).unwrap();
         let devices = |slice: usize| {
@@ -256,7 +281,7 @@ impl World {
         let plugin = default_plugin();
         let start = |slice: usize| {
             let start = Start { plugin: plugin.clone(), options: cpu_options(devices(slice)), create_client: true };
-            Worker::spawn_in(start, Some(region.as_fd()))
+            Worker::spawn_in(start, Some(region.as_fd()), threads)
         };
         let mut workers: Vec<Worker> = (0..slices).map(start).collect();
         for (slice, worker) in workers.iter_mut().enumerate() {
@@ -515,7 +540,7 @@ fn a_killed_worker_fails_its_launches_and_nothing_else() {
     let start = Instant::now();
     for (slice, _) in &waiting {
         let status = loss.clone();
-        world.workers[*slice as usize].send(Command::FailSlice { slice: 1, incarnation: 1, status });
+        world.workers[*slice as usize].send_urgent(&Urgent::FailSlice { slice: 1, incarnation: 1, status });
     }
     for (slice, loaded) in &waiting {
         for place in 0..loaded.devices.len() as u32 {
@@ -525,7 +550,7 @@ fn a_killed_worker_fails_its_launches_and_nothing_else() {
     }
     println!("all devices failed {:?} after the word", start.elapsed());
     for (slice, _) in &waiting {
-        world.workers[*slice as usize].send(Command::Over { launch: number });
+        world.workers[*slice as usize].send_urgent(&Urgent::Over { launch: number });
     }
 
     // A program that spans the survivors alone goes on at once; here each device of theirs twice as busy would not fit,
@@ -538,6 +563,91 @@ fn a_killed_worker_fails_its_launches_and_nothing_else() {
     let programs = world.load(&compiled).unwrap();
     let first = world.run(&programs, &compiled.info, ROUND).unwrap();
     assert_eq!(world.run(&programs, &compiled.info, ROUND).unwrap(), first);
+}
+
+/// A worker whose every thread is taken by launches that wait for a slice, its commands' too, hears of that slice's death.
+#[test]
+fn a_worker_that_is_blocked_in_the_plugin_hears_of_a_death() {
+    let source = Source { name: "small".into(), code: own_for(4).into(), options: own_options(4) };
+    let mut compiler = Worker::start_compiler(&default_plugin());
+    let places = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(slice, device)| Place { slice, device }).to_vec();
+    let placement = Placement { replicas: 1, partitions: 4, places };
+    let mut world = World::with_threads(placement, 2);
+    let compiled = world.compile(&mut compiler, &source).unwrap();
+    let programs = world.load(&compiled).unwrap();
+    world.run(&programs, &compiled.info, ROUND).unwrap();
+
+    // Slice 1 is not told to execute. The first launch takes both threads, the second blocks the worker's main thread.
+    let (participants, loaded) = (world.participants(), &programs[0].1);
+    let worker = &mut world.workers[0];
+    let launches = 3_000_000..3_000_004;
+    for number in launches.clone() {
+        let (executable, participants) = (loaded.executable, participants.as_slice().into());
+        worker.send(Command::Begin { launch: number, executable, participants });
+        launch(worker, loaded, number, &compiled.info, ROUND);
+    }
+    let ping = worker.id();
+    worker.send(Command::Ask { request: ping, query: Query::Ping });
+    assert!(!worker.replies_within(ping, Duration::from_millis(300)), "the worker should be blocked");
+
+    world.workers[1].child.kill().unwrap();
+    world.workers[1].child.wait().unwrap();
+    let status = Status::new(mainstay::abi::Code::DataLoss, "slice 1 is lost: its worker was killed");
+    let start = Instant::now();
+    let worker = &mut world.workers[0];
+    worker.send_urgent(&Urgent::FailSlice { slice: 1, incarnation: 1, status });
+    for number in launches.clone() {
+        for place in 0..2 {
+            let fate = worker.executed(number, place).unwrap_err();
+            assert!(fate.message.contains("slice 1 is lost"), "{fate}");
+        }
+    }
+    println!("four launches failed {:?} after the word", start.elapsed());
+    worker.reply(ping).unwrap();
+    launches.for_each(|launch| worker.send_urgent(&Urgent::Over { launch }));
+}
+
+/// One device on each slice: the plugin runs small programs inside its `Execute`. While slice 0 is in a launch whose
+/// inputs come late on slice 1, slice 0 still does what those inputs depend on.
+#[test]
+fn a_launch_that_runs_inside_the_plugin_blocks_nothing_else() {
+    let source = Source { name: "pair".into(), code: own_for(2).into(), options: own_options(2) };
+    let mut compiler = Worker::start_compiler(&default_plugin());
+    let places = [(0, 0), (1, 0)].map(|(slice, device)| Place { slice, device }).to_vec();
+    let mut world = World::start(Placement { replicas: 1, partitions: 2, places });
+    let compiled = world.compile(&mut compiler, &source).unwrap();
+    let programs = world.load(&compiled).unwrap();
+    let expected = world.run(&programs, &compiled.info, ROUND).unwrap();
+
+    let participants = world.participants();
+    let mut firsts = Vec::new();
+    let mut values = Vec::new();
+    let launches = 4_000_000..4_000_003;
+    for (slice, loaded) in &programs {
+        let worker = &mut world.workers[*slice as usize];
+        for number in launches.clone() {
+            let (executable, participants) = (loaded.executable, participants.as_slice().into());
+            worker.send(Command::Begin { launch: number, executable, participants });
+            if *slice == 1 && number == launches.start {
+                let (arguments, late) = declare(worker, loaded, &compiled.info, ROUND);
+                values = late;
+                firsts.push(execute(worker, loaded, number, &compiled.info, &arguments));
+            } else {
+                firsts.push(launch(worker, loaded, number, &compiled.info, ROUND));
+            }
+        }
+        // Neither worker is blocked, though nothing can be over yet.
+        assert!(!worker.has_come(|report| matches!(report, Report::Executed { .. })));
+    }
+    values.into_iter().for_each(|value| world.workers[1].send(value));
+    for (index, ((slice, loaded), number)) in
+        programs.iter().flat_map(|p| launches.clone().map(move |n| (p, n))).enumerate()
+    {
+        let mut outputs = HashMap::new();
+        let worker = &mut world.workers[*slice as usize];
+        outcomes(worker, loaded, number, &compiled.info, firsts[index], &mut outputs).unwrap();
+        assert!(outputs.iter().all(|(device, values)| expected[device] == *values));
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! How many launches a worker has at once. XLA's CPU plugin blocks the caller of an execution once 32 are under way on a
-//! device; a worker that is blocked there hears nothing, not even that a launch it waits in has failed elsewhere. So no more
-//! are sent than the plugin takes without blocking; what comes after waits here, in order.
+//! device; a worker that is blocked there takes no commands, not even those that give a launch its inputs. So no more are
+//! sent than the plugin takes without blocking; what comes after waits here, in order.
 //!
 //! That never comes to a stop: the earliest launch that is not over, of all slices, is always sent, and so is what it waits
 //! for. Values of declared buffers come later than their place in the order, so they pass, unless their declaration waits.
@@ -66,7 +66,7 @@ impl State {
             return is_launch(command) && self.under_way >= AT_ONCE;
         }
         match command {
-            Command::FailLaunch { .. } | Command::FailSlice { .. } | Command::Over { .. } | Command::Shutdown => false,
+            Command::Shutdown => false,
             Command::Upload { buffer, .. } | Command::Fail { buffer, .. } => {
                 let declares =
                     |held: &Command| matches!(held, Command::Declare { buffers } if buffers.contains(buffer));
@@ -124,22 +124,18 @@ mod tests {
     }
 
     #[test]
-    fn what_frees_a_launch_passes() {
+    fn values_pass() {
         let (gate, sent) = (Gate::default(), RefCell::new(Vec::new()));
         let send = |command: &Command| sent.borrow_mut().push(command.clone());
         (0..AT_ONCE as u64 + 1).for_each(|number| gate.pass(&launch(number), send));
         let status = Status::invalid("no");
-        let passes = [
-            Command::FailLaunch { launch: 3, status: status.clone() },
-            Command::Fail { buffer: 7, status: status.clone() },
-            Command::Shutdown,
-        ];
+        let passes = [Command::Fail { buffer: 7, status: status.clone() }, Command::Shutdown];
         passes.iter().for_each(|command| gate.pass(command, send));
         assert_eq!(sent.borrow()[AT_ONCE..], passes);
         // The value of a buffer whose declaration waits must come after it.
         let waits = [Command::Declare { buffers: Ids::from_slice(&[8]) }, Command::Fail { buffer: 8, status }];
         waits.iter().for_each(|command| gate.pass(command, send));
         gate.launch_is_over(send);
-        assert_eq!(sent.borrow()[AT_ONCE + 4..], waits);
+        assert_eq!(sent.borrow()[AT_ONCE + 3..], waits);
     }
 }

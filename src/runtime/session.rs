@@ -17,7 +17,11 @@ use crate::wire::connection::{ClientEnd, Wake};
 use crate::wire::ids::IdMap;
 use crate::wire::message::{
     BufferId, ClientDescription, Command, Extent, FEW_BYTES, Ids, LaunchId, LoanId, Query, Reply, Report, RequestId,
+    Urgent,
 };
+
+/// Characters of a cause that a worker is told.
+const MOST_WORDS: usize = 4096;
 
 /// What to do with the answer to a request. Runs on the session's listener thread; must not block.
 pub type Answer = Box<dyn FnOnce(Result<Reply, Status>) + Send>;
@@ -126,6 +130,16 @@ impl Session {
     /// Sends a command; what is sent to a lost worker is dropped, for its effects are lost in any case.
     pub fn send(&self, command: &Command) {
         self.gate.pass(command, |command| self.send_now(command));
+    }
+
+    /// Sends what must not wait behind commands. A cause with many words is shortened.
+    pub fn send_urgent(&self, urgent: &Urgent) {
+        let sender = self.sender.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = &*sender
+            && let Err(error) = sender.send_urgent(&short(urgent))
+        {
+            tracing::error!(slice = self.slice, %error, "a worker can't be told what has failed elsewhere");
+        }
     }
 
     /// Lets the worker forget a buffer. A sleeping worker is not woken for a few bytes.
@@ -338,6 +352,21 @@ impl Pending {
             self.launches.remove(&launch);
         }
         (event, result, is_over)
+    }
+}
+
+/// What a worker is told of a cause is for its own log and its own results, which the client gives the whole cause.
+fn short(urgent: &Urgent) -> Urgent {
+    let shortened = |status: &Status| {
+        let words: String = status.message.chars().take(MOST_WORDS).collect();
+        Status::new(status.code, words)
+    };
+    match urgent {
+        Urgent::FailLaunch { launch, status } => Urgent::FailLaunch { launch: *launch, status: shortened(status) },
+        Urgent::FailSlice { slice, incarnation, status } => {
+            Urgent::FailSlice { slice: *slice, incarnation: *incarnation, status: shortened(status) }
+        }
+        Urgent::Over { launch } => Urgent::Over { launch: *launch },
     }
 }
 

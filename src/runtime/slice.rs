@@ -15,7 +15,7 @@ use super::session::Session;
 use crate::abi::Status;
 use crate::slice::{Action, Event, Incarnation, Loss, LossCause, Order, Rest, Slice as Machine, State};
 use crate::wire::connection::ConnectionError;
-use crate::wire::message::{Command, ExecutableId, Report};
+use crate::wire::message::{Command, ExecutableId, Report, Urgent};
 
 /// How often it is looked whether an idle worker has got work, where lack of progress is bounded.
 const GLANCE: Duration = Duration::from_millis(500);
@@ -404,9 +404,9 @@ impl Keeper {
 
     /// The other workers wait for nothing from this one any more.
     fn tell_others(&self, loss: &Loss) {
-        let command =
-            Command::FailSlice { slice: loss.slice, incarnation: loss.incarnation as u32, status: loss.status() };
-        self.slice.shared.others(self.slice.index).iter().for_each(|session| session.send(&command));
+        let (slice, incarnation, status) = (loss.slice, loss.incarnation as u32, loss.status());
+        let urgent = Urgent::FailSlice { slice, incarnation, status };
+        self.slice.shared.others(self.slice.index).iter().for_each(|session| session.send_urgent(&urgent));
     }
 
     fn reclaim(&mut self) {

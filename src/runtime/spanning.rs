@@ -15,7 +15,9 @@ use super::session::Session;
 use crate::abi::Status;
 use crate::program::artifact::{Artifact, Part};
 use crate::program::spanning::{Place, Placement};
-use crate::wire::message::{Command, CompileJob, ExecutableId, LaunchId, NamedValue, SpanningJob, SpanningPart, Value};
+use crate::wire::message::{
+    Command, CompileJob, ExecutableId, LaunchId, NamedValue, SpanningJob, SpanningPart, Urgent, Value,
+};
 
 /// How programs that span slices are compiled, loaded and launched.
 pub trait Engine: Send + Sync {
@@ -166,7 +168,7 @@ impl Joint {
             state.failed
         };
         if failed {
-            self.tell(&Command::Over { launch: self.launch });
+            self.tell(&Urgent::Over { launch: self.launch });
         } else {
             self.settle(&Ok(()));
         }
@@ -179,7 +181,7 @@ impl Joint {
         }
         // What a survivor says of a launch that a lost slice took part in follows from the loss.
         let cause = self.participants.iter().find_map(|session| session.lost()).unwrap_or(cause);
-        self.tell(&Command::FailLaunch { launch: self.launch, status: cause.clone() });
+        self.tell(&Urgent::FailLaunch { launch: self.launch, status: cause.clone() });
         self.settle(&Err(cause.clone()));
     }
 
@@ -189,7 +191,7 @@ impl Joint {
         }
     }
 
-    fn tell(&self, command: &Command) {
-        self.participants.iter().for_each(|session| session.send(command));
+    fn tell(&self, urgent: &Urgent) {
+        self.participants.iter().for_each(|session| session.send_urgent(urgent));
     }
 }

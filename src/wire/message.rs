@@ -244,29 +244,6 @@ pub enum Command {
         /// The participating slices and their incarnations.
         participants: SmallVec<[(u32, u32); 8]>,
     },
-    /// A launch of a spanning program has failed on some slice: what waits of it here, or will, fails with the status.
-    /// To be followed by [`Command::Over`], on every participating slice, whether it has begun there or not.
-    FailLaunch {
-        /// The launch.
-        launch: LaunchId,
-        /// The first cause.
-        status: Status,
-    },
-    /// An incarnation of another slice is dead and reaped: all launches that it takes part in fail with the status.
-    FailSlice {
-        /// The slice.
-        slice: u32,
-        /// The incarnation; earlier ones are dead as well.
-        incarnation: u32,
-        /// The loss.
-        status: Status,
-    },
-    /// A launch that has failed is over on all slices: each has reported all of its devices, or was never told to
-    /// execute it, or is dead.
-    Over {
-        /// The launch.
-        launch: LaunchId,
-    },
     /// Compile a program (compiler process, or a worker where the plugin can't have one).
     Compile {
         /// Answered with [`Reply::Compiled`].
@@ -297,6 +274,34 @@ pub enum Command {
     Misbehave(Misbehaviour),
     /// Finish what is running, destroy the inner client and leave with exit code 0.
     Shutdown,
+}
+
+/// Client to worker, past the commands: taken in on a thread that does nothing else, so also while the worker is inside the
+/// inner plugin, which may wait there for what this ends. In order among themselves, in none with the commands.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Urgent {
+    /// A launch of a spanning program has failed on some slice: what waits of it here, or will, fails with the status.
+    /// To be followed by [`Urgent::Over`], on every participating slice, whether it has begun there or not.
+    FailLaunch {
+        /// The launch.
+        launch: LaunchId,
+        /// The first cause.
+        status: Status,
+    },
+    /// An incarnation of another slice is dead and reaped: all launches that it takes part in fail with the status.
+    FailSlice {
+        /// The slice.
+        slice: u32,
+        /// The incarnation; earlier ones are dead as well.
+        incarnation: u32,
+        /// The loss.
+        status: Status,
+    },
+    /// A launch that has failed is over on all slices: each has reported all of its devices, or is dead.
+    Over {
+        /// The launch.
+        launch: LaunchId,
+    },
 }
 
 /// How a worker misbehaves when told to.

@@ -1,4 +1,4 @@
-//! A thread for what must not be done by the main thread or by a thread of the inner plugin.
+//! A thread for what must not be done by the main thread or by a thread of the inner plugin, or may block.
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -10,10 +10,10 @@ pub struct Background(Option<Sender<Task>>);
 
 impl Background {
     /// Starts the thread; where it can't be started, tasks are done by whoever hands them over.
-    pub fn start() -> Self {
+    pub fn start(name: &str) -> Self {
         let (sender, tasks) = channel::<Task>();
         let work = move || tasks.into_iter().for_each(|task| task());
-        let started = std::thread::Builder::new().name("mainstay-background".into()).spawn(work);
+        let started = std::thread::Builder::new().name(name.into()).spawn(work);
         Self(started.is_ok().then_some(sender))
     }
 

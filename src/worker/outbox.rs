@@ -61,6 +61,11 @@ impl Outbox {
         }
     }
 
+    /// Makes the main thread look for what other threads have left for it.
+    pub fn wake(&self) {
+        self.0.end.wake();
+    }
+
     /// Says that a buffer has its value, or why it has none.
     pub fn ready(&self, buffer: BufferId, result: Result<(), Status>) {
         self.send(Report::Ready { buffer, result });

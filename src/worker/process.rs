@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use super::fates::Fates;
 use super::outbox::Outbox;
 use super::session::{After, Session};
 use crate::wire::arena::ArenaView;
@@ -44,11 +45,12 @@ pub unsafe fn run(fds: &str) -> ! {
     let (mut end, arena, exchange) = unsafe { WorkerEnd::from_inherited(fds) }.unwrap_or_else(|why| fail(&why));
     let heap = end.take_heap();
     let end = Arc::new(end);
-    end_with_client(&end);
+    let fates = Arc::new(Fates::default());
+    hear_of_fates(&end, &fates);
     give_signs_of_life(&end);
     let arena = arena.map(map_arena);
     let outbox = Outbox::new(end.clone());
-    let mut session = Session::new(outbox, arena, exchange, heap);
+    let mut session = Session::new(outbox, arena, exchange, heap, fates);
     loop {
         match end.recv(None) {
             Ok(Some(command)) => {
@@ -57,7 +59,7 @@ pub unsafe fn run(fds: &str) -> ! {
                     leave(Exit::Shutdown);
                 }
             }
-            Ok(None) => {}
+            Ok(None) => session.go_on(),
             Err(ConnectionError::Closed) => leave(Exit::ClientGone),
             Err(error) => fail(&error.to_string()),
         }
@@ -96,15 +98,17 @@ fn ignore_interrupts() {
     unsafe { c::signal(Signal::INT.as_raw(), c::SIG_IGN) };
 }
 
-/// Ends this process with the client: at once, even while the main thread is inside the inner plugin; and also where
-/// no thread of this process can run, because it is stopped.
-fn end_with_client(end: &Arc<WorkerEnd>) {
+/// Hears of what has failed elsewhere, and ends this process with the client: at once, even while the main thread is inside
+/// the inner plugin; the latter also where no thread of this process can run, because it is stopped.
+fn hear_of_fates(end: &Arc<WorkerEnd>, fates: &Arc<Fates>) {
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
         tracing::warn!(%error, "the kernel will not end this worker with its client; a thread of its own will");
     }
-    let end = end.clone();
+    let (end, fates) = (end.clone(), fates.clone());
     let watch = move || {
-        end.await_closed();
+        while let Some(urgent) = end.recv_urgent() {
+            fates.hear(urgent);
+        }
         leave(Exit::ClientGone);
     };
     if let Err(error) = std::thread::Builder::new().name("mainstay-watchdog".into()).spawn(watch) {

@@ -8,8 +8,10 @@ use smallvec::SmallVec;
 use super::background::Background;
 use super::compile::Compiler;
 use super::describe;
+use super::fates::Fates;
 use super::heap;
 use super::inner::{Buffer, Client, Plugin};
+use super::lane::Lane;
 use super::launch::Program;
 use super::misdeeds::Misdeeds;
 use super::outbox::Outbox;
@@ -35,6 +37,7 @@ pub struct Session {
     arena: Option<&'static ArenaView>,
     exchange: Option<OwnedFd>,
     heap: Option<OwnedFd>,
+    fates: Arc<Fates>,
     host: Option<Host>,
 }
 
@@ -45,8 +48,9 @@ impl Session {
         arena: Option<&'static ArenaView>,
         exchange: Option<OwnedFd>,
         heap: Option<OwnedFd>,
+        fates: Arc<Fates>,
     ) -> Self {
-        Self { outbox, arena, exchange, heap, host: None }
+        Self { outbox, arena, exchange, heap, fates, host: None }
     }
 
     /// Does what a command says, or has it done.
@@ -67,6 +71,13 @@ impl Session {
         After::GoOn
     }
 
+    /// Takes what other threads have left for this one.
+    pub fn go_on(&mut self) {
+        if let Some(host) = &mut self.host {
+            host.go_on();
+        }
+    }
+
     /// From now on buffers come from the heap: the plugin computes in host memory.
     fn start_heap(&mut self) {
         if let Some(Err(error)) = self.heap.take().map(heap::start) {
@@ -75,7 +86,7 @@ impl Session {
     }
 
     fn start(&mut self, start: &Start) {
-        let spanning = Spanning::new(self.exchange.take());
+        let spanning = Spanning::new(self.exchange.take(), self.fates.clone());
         let result = Host::new(start, self.outbox.clone(), self.arena, spanning);
         let result = result.and_then(|host| {
             let description = host.describe()?;
@@ -103,6 +114,7 @@ pub(super) struct Host {
     pub(super) outbox: Outbox,
     pub(super) background: Background,
     pub(super) spanning: Spanning,
+    pub(super) lane: Lane,
     pub(super) misdeeds: Misdeeds,
     arena: Option<&'static ArenaView>,
 }
@@ -112,9 +124,17 @@ pub(super) struct Task {
     command: Command,
     /// The program of a launch, which may be unloaded meanwhile.
     program: Option<Result<Arc<Program>, Status>>,
+    /// Whether it is a launch that spans slices.
+    spans: bool,
 }
 
 impl Task {
+    /// Whether it may block whoever runs it until other slices have come: XLA's CPU plugin runs small programs of one
+    /// device inside its `Execute`.
+    fn may_block(&self) -> bool {
+        self.spans && matches!(&self.command, Command::Execute(execute) if execute.num_devices == 1)
+    }
+
     /// The buffers whose values the command needs.
     fn reads(&self) -> &[BufferId] {
         match &self.command {
@@ -167,8 +187,9 @@ impl Host {
             table: Table::new(),
             programs: IdMap::default(),
             outbox,
-            background: Background::start(),
+            background: Background::start("mainstay-background"),
             spanning,
+            lane: Lane::start(),
             misdeeds: Misdeeds::default(),
             arena,
         })
@@ -181,22 +202,45 @@ impl Host {
 
     /// Performs a command, or parks it; then performs what has become ready.
     fn dispatch(&mut self, command: Command) {
-        let program = match &command {
-            Command::Execute(execute) => Some(self.program(execute)),
-            _ => None,
+        let (program, spans) = match &command {
+            Command::Execute(execute) => (Some(self.program(execute)), self.spanning.has_begun(execute.launch)),
+            _ => (None, false),
         };
-        let task = Task { command, program };
+        let task = Task { command, program, spans };
         let consumes = task.consumes();
-        if self.table.must_wait(task.reads(), &consumes) {
+        // Launches that span slices keep their order, which is the same on all slices: see docs/architecture.md.
+        let after = self.spanning.waiting.filter(|ticket| spans && self.table.is_parked(*ticket));
+        if after.is_some() || task.may_block() || self.table.must_wait(task.reads(), &consumes) {
             let (reads, outputs) = (SmallVec::<[BufferId; 8]>::from_slice(task.reads()), task.outputs());
-            self.table.park(task, &reads, &consumes, &outputs);
+            let ticket = self.table.park(task, &reads, &consumes, &outputs, after);
+            if spans {
+                self.spanning.waiting = Some(ticket);
+            }
         } else {
             self.perform(task);
             consumes.into_iter().for_each(|buffer| self.table.destroy(buffer));
         }
-        while let Some((ticket, task)) = self.table.next_ready() {
-            self.perform(task);
-            self.table.finish(ticket);
+        self.go_on();
+    }
+
+    /// Performs what has become ready, and takes in what the lane has done.
+    pub(super) fn go_on(&mut self) {
+        loop {
+            if let Some(returned) = self.lane.returned() {
+                self.take_back(returned);
+            } else if let Some((ticket, task)) = self.table.next_ready() {
+                match task {
+                    Task { command: Command::Execute(execute), program: Some(program), .. } if task.may_block() => {
+                        self.execute_aside(ticket, execute, program);
+                    }
+                    _ => {
+                        self.perform(task);
+                        self.table.finish(ticket);
+                    }
+                }
+            } else {
+                return;
+            }
         }
     }
 
@@ -242,11 +286,6 @@ impl Host {
             Command::Begin { launch, executable, participants } => {
                 self.spanning.begin(launch, executable, &participants);
             }
-            Command::FailLaunch { launch, status } => self.spanning.fail(launch, status),
-            Command::FailSlice { slice, incarnation, status } => {
-                self.spanning.fail_slice(slice, incarnation, &status);
-            }
-            Command::Over { launch } => self.spanning.over(launch),
             Command::Compile { request, job } => self.compile(request, job),
             Command::CompileSpanning { request, job } => self.compile_spanning(request, job),
             Command::Ask { request, query } => self.ask(request, query),
@@ -280,6 +319,7 @@ impl Host {
         self.programs.clear();
         self.compiler.shut_down();
         self.background.wait();
+        self.lane.stop();
         drop(self.client);
     }
 }

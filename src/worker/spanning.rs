@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::collectives::{Exchange, Program, Shared, ffi};
+use super::fates::Fates;
 use super::inner::Plugin;
 use super::session::Host;
+use super::table::Ticket;
 use crate::abi::Status;
 use crate::wire::message::{ExecutableId, Execute, LaunchId};
 
@@ -15,12 +17,16 @@ use crate::wire::message::{ExecutableId, Execute, LaunchId};
 pub(super) struct Spanning {
     /// The memory to meet the other workers in, until the worker has joined.
     memory: Option<OwnedFd>,
+    /// Where the exchange gets to know what has failed elsewhere.
+    fates: Arc<Fates>,
     /// Whether the plugin has the handlers that spanning programs call: a spare is given programs before it joins.
     handlers: Result<(), Status>,
     exchange: Result<Joined, Status>,
     programs: HashMap<ExecutableId, Arc<Program>>,
     /// Run ids of launches that have begun and not been executed.
     begun: HashMap<LaunchId, Result<i32, Status>>,
+    /// The launch that was parked last, which later ones must come after for as long as it is.
+    pub(super) waiting: Option<Ticket>,
 }
 
 /// The exchange, and this worker's slice.
@@ -55,9 +61,10 @@ impl Running {
 
 impl Spanning {
     /// Nothing but the memory to meet in, where the client has passed one on.
-    pub(super) fn new(memory: Option<OwnedFd>) -> Self {
+    pub(super) fn new(memory: Option<OwnedFd>, fates: Arc<Fates>) -> Self {
         let exchange = Err(Status::failed_precondition("this worker has not joined the exchange between slices"));
-        Self { memory, handlers: exchange.clone().map(drop), exchange, programs: HashMap::new(), begun: HashMap::new() }
+        let handlers = exchange.clone().map(drop);
+        Self { memory, fates, handlers, exchange, programs: HashMap::new(), begun: HashMap::new(), waiting: None }
     }
 
     /// Gives the plugin the handlers that spanning programs call, where there may be such programs.
@@ -75,6 +82,7 @@ impl Spanning {
         let shared = Shared::attach(memory, slice, incarnation)?;
         let exchange = Arc::new(Exchange::start(Box::new(shared), devices)?);
         ffi::install(Some(exchange.clone()));
+        self.fates.tell(&exchange);
         Ok(Joined { exchange, slice })
     }
 
@@ -102,29 +110,9 @@ impl Spanning {
         self.begun.insert(launch, run);
     }
 
-    /// A launch has failed elsewhere.
-    pub(super) fn fail(&self, launch: LaunchId, status: Status) {
-        if let Ok(joined) = &self.exchange {
-            joined.exchange.fail(launch, status);
-        }
-    }
-
-    /// Another slice's worker is dead.
-    pub(super) fn fail_slice(&self, slice: u32, incarnation: u32, status: &Status) {
-        if let Ok(joined) = &self.exchange {
-            joined.exchange.fail_slice(slice, incarnation, status);
-        }
-    }
-
-    /// A failed launch is over everywhere.
-    pub(super) fn over(&mut self, launch: LaunchId) {
-        if let Ok(joined) = &self.exchange {
-            if self.begun.remove(&launch).is_some() {
-                // It began here, and was never executed.
-                joined.exchange.end(launch);
-            }
-            joined.exchange.over(launch);
-        }
+    /// Whether a launch spans slices, and is still to be executed.
+    pub(super) fn has_begun(&self, launch: LaunchId) -> bool {
+        self.begun.contains_key(&launch)
     }
 
     /// What to execute a launch with: the launch id, and where the launch spans slices, who is to hear of its end.

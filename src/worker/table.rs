@@ -8,6 +8,8 @@
 //! 2. A parked command holds the buffers that it reads: to destroy one takes its name away, not its value.
 //! 3. A command that uses up (donates) a buffer waits for the parked commands that still read it.
 //! 4. Commands that become ready together run in the order of their dispatch.
+//!
+//! Commands that must keep their order among themselves, whatever their inputs, are parked one after the other.
 
 use std::collections::BTreeSet;
 
@@ -104,15 +106,27 @@ impl<V, C> Table<V, C> {
         reads.iter().any(|id| self.is_pending(*id)) || consumes.iter().any(|id| self.is_read(*id))
     }
 
+    /// Whether a command that was parked is not over yet.
+    pub fn is_parked(&self, ticket: Ticket) -> bool {
+        self.parked.contains_key(&ticket)
+    }
+
     /// Parks a command. Its `outputs` are pending from now on; what it `consumes` (a part of what it `reads`) is no
-    /// longer to be had by others.
-    pub fn park(&mut self, command: C, reads: &[BufferId], consumes: &[BufferId], outputs: &[BufferId]) -> Ticket {
+    /// longer to be had by others. It does not run before the command `after` is over.
+    pub fn park(
+        &mut self,
+        command: C,
+        reads: &[BufferId],
+        consumes: &[BufferId],
+        outputs: &[BufferId],
+        after: Option<Ticket>,
+    ) -> Ticket {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let mut reads = reads.to_vec();
         reads.sort_unstable();
         reads.dedup();
-        let missing = self.wait_for_values(ticket, &reads) + self.wait_for_readers(ticket, consumes);
+        let missing = self.wait_for_values(ticket, &reads) + self.wait_for_commands(ticket, consumes, after);
         for id in &reads {
             if let Some(entry) = self.buffers.get_mut(id) {
                 entry.readers.push(ticket);
@@ -170,12 +184,13 @@ impl<V, C> Table<V, C> {
         missing
     }
 
-    /// Counts the earlier commands that still read what this one consumes, and has it told of each one's end.
-    fn wait_for_readers(&mut self, ticket: Ticket, consumes: &[BufferId]) -> usize {
-        let earlier: BTreeSet<Ticket> =
-            consumes.iter().filter_map(|id| self.buffers.get(id)).flat_map(|entry| &entry.readers).copied().collect();
-        for reader in &earlier {
-            if let Some(parked) = self.parked.get_mut(reader) {
+    /// Counts the earlier commands that this one waits for: those that still read what it consumes, and the one that it
+    /// is to come after. Has it told of each one's end.
+    fn wait_for_commands(&mut self, ticket: Ticket, consumes: &[BufferId], after: Option<Ticket>) -> usize {
+        let readers = consumes.iter().filter_map(|id| self.buffers.get(id)).flat_map(|entry| &entry.readers);
+        let earlier: BTreeSet<Ticket> = readers.copied().chain(after.filter(|after| self.is_parked(*after))).collect();
+        for command in &earlier {
+            if let Some(parked) = self.parked.get_mut(command) {
                 parked.dependents.push(ticket);
             }
         }
@@ -255,9 +270,9 @@ mod tests {
         let mut table = TestTable::new();
         table.declare(1);
         assert!(table.must_wait(&[1], &[]));
-        table.park("first", &[1], &[], &[2]);
+        table.park("first", &[1], &[], &[2], None);
         assert!(table.must_wait(&[2], &[]));
-        table.park("second", &[2], &[], &[3]);
+        table.park("second", &[2], &[], &[3], None);
         table.settle(1, Ok(1));
         assert_eq!(run_ready(&mut table), ["first"]);
         table.settle(2, Ok(2));
@@ -269,7 +284,7 @@ mod tests {
         let mut table = TestTable::new();
         table.declare(1);
         table.settle(2, Ok(22));
-        table.park("sum", &[1, 2, 2], &[], &[]);
+        table.park("sum", &[1, 2, 2], &[], &[], None);
         table.destroy(2);
         table.destroy(1);
         table.settle(1, Ok(11));
@@ -285,10 +300,10 @@ mod tests {
         let mut table = TestTable::new();
         table.declare(1);
         table.settle(2, Ok(2));
-        table.park("reader", &[1, 2], &[], &[]);
+        table.park("reader", &[1, 2], &[], &[], None);
         assert!(!table.must_wait(&[2], &[]));
         assert!(table.must_wait(&[2], &[2]));
-        table.park("donor", &[2], &[2], &[]);
+        table.park("donor", &[2], &[2], &[], None);
         assert_eq!(run_ready(&mut table), Vec::<&str>::new());
         table.settle(1, Ok(1));
         assert_eq!(run_ready(&mut table), ["reader", "donor"]);
@@ -296,10 +311,33 @@ mod tests {
     }
 
     #[test]
+    fn what_must_keep_its_place_runs_after_its_predecessor_and_nothing_else_waits() {
+        let mut table = TestTable::new();
+        table.declare(1);
+        let first = table.park("first", &[1], &[], &[], None);
+        assert!(table.is_parked(first));
+        let second = table.park("second", &[], &[], &[2], Some(first));
+        assert!(!table.must_wait(&[3], &[]));
+        assert_eq!(run_ready(&mut table), Vec::<&str>::new());
+        table.settle(1, Ok(1));
+        let (ticket, name) = table.next_ready().unwrap();
+        assert_eq!((ticket, name), (first, "first"));
+        // Taken, but not over yet.
+        assert!(table.is_parked(first) && table.next_ready().is_none());
+        table.finish(first);
+        assert!(!table.is_parked(first));
+        assert_eq!(run_ready(&mut table), ["second"]);
+        assert!(!table.is_parked(second));
+        // A predecessor that is over is none.
+        table.park("third", &[], &[], &[], Some(second));
+        assert_eq!(run_ready(&mut table), ["third"]);
+    }
+
+    #[test]
     fn poison_is_a_value() {
         let mut table = TestTable::new();
         table.declare(1);
-        table.park("reader", &[1], &[], &[]);
+        table.park("reader", &[1], &[], &[], None);
         table.settle(1, Err(Status::invalid("bad")));
         let (ticket, _) = table.next_ready().unwrap();
         assert_eq!(table.get(1), Err(Status::invalid("bad")));
@@ -407,7 +445,7 @@ mod tests {
                         visible.push(next);
                         let sum = Sum { reads, consumes, output: next };
                         if table.must_wait(&sum.reads, &sum.consumes) {
-                            table.park(sum.clone(), &sum.reads, &sum.consumes, &[sum.output]);
+                            table.park(sum.clone(), &sum.reads, &sum.consumes, &[sum.output], None);
                         } else {
                             run(&mut table, &mut memory, &sum);
                             sum.consumes.iter().for_each(|id| table.destroy(*id));

@@ -12,7 +12,7 @@ use mainstay::wire::arena::{Arena, ArenaOptions, Block};
 use mainstay::wire::connection::{self, ClientEnd, ConnectionError, Listener, Wait};
 use mainstay::wire::message::{
     BufferId, BufferSpec, ClientDescription, Command, CompileJob, Compiled, Dims, Execute, Ids, NamedValue, Payload,
-    Query, Reply, Report, RequestId, Start, Value,
+    Query, Reply, Report, RequestId, Start, Urgent, Value,
 };
 
 /// More than anything here takes, on the busiest machine.
@@ -50,20 +50,21 @@ pub struct Worker {
 impl Worker {
     /// A process that has got its start command.
     pub fn spawn(start: Start) -> Self {
-        Self::spawn_in(start, None)
+        Self::spawn_in(start, None, 8)
     }
 
-    /// The same, with memory to exchange data with other slices in.
-    pub fn spawn_in(start: Start, exchange: Option<BorrowedFd<'_>>) -> Self {
+    /// The same, with memory to exchange data with other slices in, and so many threads for programs.
+    ///
+    /// XLA's CPU plugin has a thread for each device or processor, and the last bits of a convolution follow from how
+    /// many: eight give the bits that one client of eight devices gives.
+    pub fn spawn_in(start: Start, exchange: Option<BorrowedFd<'_>>, threads: usize) -> Self {
         let arena = Arena::new(ArenaOptions::new(64 << 20)).unwrap();
         let (end, listener, mut fds) = connection::connect(&connection::Options::default(), Some(arena.fd())).unwrap();
         if let Some(exchange) = exchange {
             fds = fds.with_exchange(exchange).unwrap();
         }
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        // XLA's CPU plugin has a thread for each device or processor, and the last bits of a convolution follow from how
-        // many: as many everywhere as one client of eight devices has.
-        command.args(["worker", "--label", "test"]).env("PJRT_NPROC", "8");
+        command.args(["worker", "--label", "test"]).env("PJRT_NPROC", threads.to_string());
         fds.inherit(&mut command).unwrap();
         let child = command.spawn().unwrap();
         drop(command);
@@ -97,6 +98,10 @@ impl Worker {
 
     pub fn send(&self, command: Command) {
         self.end.send(&command).unwrap();
+    }
+
+    pub fn send_urgent(&self, urgent: &Urgent) {
+        self.end.send_urgent(urgent).unwrap();
     }
 
     /// A new id.
@@ -147,6 +152,23 @@ impl Worker {
             Report::Reply { request: of, result } if *of == request => Some(result.clone()),
             _ => None,
         })
+    }
+
+    /// Whether a reply comes within a time; it is kept.
+    pub fn replies_within(&mut self, request: RequestId, bound: Duration) -> bool {
+        let until = Instant::now() + bound;
+        loop {
+            let replies = |report: &Report| matches!(report, Report::Reply { request: of, .. } if *of == request);
+            if self.backlog.iter().any(replies) {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let wait = Wait { timeout: Some(left), in_flight: true, ..Wait::default() };
+            self.listener.as_mut().unwrap().wait(wait, &mut self.backlog).unwrap();
+        }
     }
 
     /// A buffer's fate.

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::event::PollFd;
-use rustix::net::Shutdown;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown};
 use smallvec::SmallVec;
 
 use super::spin::Spin;
-use super::{ConnectionError, Link, acknowledge, codec, hung_up, is_ready, notify, poll, readable};
-use crate::wire::message::{Command, Report};
+use super::{ConnectionError, Link, MOST_URGENT_BYTES, acknowledge, codec, is_ready, notify, poll, readable};
+use crate::wire::message::{Command, Report, Urgent};
 use crate::wire::ring::{Consumer, Producer, Sent, Wake};
 
 /// At most so many reports are taken at once, so that other descriptors get their turn.
@@ -26,6 +27,8 @@ const BATCHES_PER_POLL: u32 = 16;
 pub struct ClientEnd {
     link: Arc<Link>,
     outgoing: Mutex<Outgoing>,
+    /// Encoded urgent messages that the socket had no room for, oldest first.
+    urgent: Mutex<VecDeque<Vec<u8>>>,
 }
 
 #[derive(Debug)]
@@ -43,7 +46,7 @@ impl ClientEnd {
     pub(super) fn new(link: Arc<Link>) -> Self {
         let producer = Producer::new(link.commands.clone());
         let outgoing = Outgoing { producer, overflow: VecDeque::new(), sent: 0, end: None };
-        Self { link, outgoing: Mutex::new(outgoing) }
+        Self { link, outgoing: Mutex::new(outgoing), urgent: Mutex::default() }
     }
 
     /// Sends a command, after all that were sent before. Never blocks: what the ring has no room for is kept in
@@ -73,6 +76,44 @@ impl ClientEnd {
             notify(&self.link.worker);
         }
         Ok(())
+    }
+
+    /// Sends what must not wait behind commands. Never blocks, and keeps what there is no room for, as [`Self::send`].
+    ///
+    /// # Errors
+    /// That this message can't be sent. A closed connection is no error here.
+    pub fn send_urgent(&self, message: &Urgent) -> Result<(), ConnectionError> {
+        let bytes = codec::encoded(message, |bytes| Ok(bytes.clone()))?;
+        if bytes.len() > MOST_URGENT_BYTES {
+            return Err(ConnectionError::Unsendable(format!(
+                "{} bytes, over the limit of {MOST_URGENT_BYTES} for urgent messages",
+                bytes.len()
+            )));
+        }
+        let mut waiting = self.waiting_urgent();
+        waiting.push_back(bytes);
+        self.flush_urgent(&mut waiting);
+        if !waiting.is_empty() {
+            // It is the listener that notices when there is room.
+            self.wake_listener();
+        }
+        Ok(())
+    }
+
+    pub(super) fn waiting_urgent(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
+        self.urgent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flush_urgent(&self, waiting: &mut VecDeque<Vec<u8>>) {
+        while let Some(bytes) = waiting.front() {
+            match rustix::net::send(&self.link.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(_) => drop(waiting.pop_front()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS) => return,
+                // Closed: the listener notices.
+                Err(_) => return waiting.clear(),
+            }
+        }
     }
 
     /// Bytes that wait in memory for room in the ring.
@@ -251,13 +292,18 @@ impl Listener {
     fn poll(&mut self, extra: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<Woken, ConnectionError> {
         let mut fds: SmallVec<[PollFd<'_>; 6]> = SmallVec::new();
         fds.push(readable(&self.link.client));
-        fds.push(hung_up(&self.link.socket));
+        let urgent_waits = !self.client.waiting_urgent().is_empty();
+        let room = if urgent_waits { PollFlags::OUT } else { PollFlags::empty() };
+        fds.push(PollFd::new(&self.link.socket, PollFlags::RDHUP | room));
         fds.extend(extra.iter().map(readable));
         poll(&mut fds, timeout)?;
         if is_ready(&fds[0]) {
             acknowledge(&self.link.client);
         }
-        self.hung_up |= is_ready(&fds[1]);
+        self.hung_up |= !fds[1].revents().difference(PollFlags::OUT).is_empty();
+        if urgent_waits {
+            self.client.flush_urgent(&mut self.client.waiting_urgent());
+        }
         Ok(Woken { ready: fds[2..].iter().map(is_ready).collect() })
     }
 

@@ -16,6 +16,8 @@
 //!
 //! Who wakes whom, by eventfd: `client` is written by the worker (a report, or room for commands), `worker` by the
 //! client (a command), `room` by the client (room for reports). Each is written only when the other asked for it.
+//!
+//! What must not wait behind a command travels through the socket, message by message ([`Urgent`](super::message::Urgent)).
 
 mod client;
 mod codec;
@@ -43,6 +45,8 @@ pub use worker::WorkerEnd;
 const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 const COMMANDS_AT: usize = 4096;
 const PULSE_AT: usize = 32;
+/// The most that an urgent message takes: there is always room for it in an empty socket.
+const MOST_URGENT_BYTES: usize = 32 << 10;
 
 /// What client and worker must agree on: the version of this crate, hashed.
 fn protocol() -> u64 {
@@ -127,7 +131,8 @@ pub fn connect(
 ) -> std::io::Result<(Arc<ClientEnd>, Listener, WorkerFds)> {
     let rings = inherit::above_stdio(create_rings(options)?)?;
     let (commands, reports) = open_rings(rings.as_fd()).map_err(std::io::Error::other)?;
-    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let eventfd = || inherit::above_stdio(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let link =
         Arc::new(Link { socket: ours, client: eventfd()?, worker: eventfd()?, room: eventfd()?, commands, reports });
@@ -211,7 +216,7 @@ fn readable(fd: &impl AsFd) -> PollFd<'_> {
     PollFd::new(fd, PollFlags::IN)
 }
 
-/// Closed by the other side. Bytes on the socket mean nothing and must not wake anyone.
+/// Closed by the other side. Bytes on the socket are for the thread that waits for them, and must not wake others.
 fn hung_up(socket: &OwnedFd) -> PollFd<'_> {
     PollFd::new(socket, PollFlags::RDHUP)
 }

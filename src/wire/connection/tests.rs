@@ -4,7 +4,8 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use super::*;
-use crate::wire::message::{Command, Query, Reply, Report, TopologySource};
+use crate::abi::Status;
+use crate::wire::message::{Command, Query, Reply, Report, TopologySource, Urgent};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -165,6 +166,40 @@ fn a_worker_that_waits_for_room_ends_with_the_client() {
         assert!(sender.join().unwrap() > 100);
     });
     assert_eq!(worker.send(&done(0)), Err(ConnectionError::Closed));
+}
+
+#[test]
+fn urgent_messages_pass_commands_and_none_is_lost() {
+    let (client, mut listener, worker) = both(&small());
+    while client.backlog() == 0 {
+        client.send(&ping(0)).unwrap();
+    }
+    // More than the socket has room for: nobody takes them yet.
+    let words = "why ".repeat(1000);
+    let count = 1000;
+    for launch in 0..count {
+        client.send_urgent(&Urgent::FailLaunch { launch, status: Status::invalid(words.as_str()) }).unwrap();
+    }
+    assert!(!client.waiting_urgent().is_empty());
+    std::thread::scope(|scope| {
+        let taker = worker.clone();
+        let hears = scope.spawn(move || std::iter::from_fn(|| taker.recv_urgent()).collect::<Vec<_>>());
+        while !client.waiting_urgent().is_empty() {
+            listener.wait(Wait { timeout: Some(SOON), ..Wait::default() }, &mut Vec::new()).unwrap();
+        }
+        client.send_urgent(&Urgent::Over { launch: count }).unwrap();
+        // What was sent before the end is heard before the end.
+        drop(listener);
+        let heard = hears.join().unwrap();
+        let launches = heard.iter().map(|urgent| match urgent {
+            Urgent::FailLaunch { launch, .. } | Urgent::Over { launch } => *launch,
+            other => panic!("{other:?}"),
+        });
+        assert!(launches.eq(0..=count));
+    });
+    let long = Status::invalid("x".repeat(MOST_URGENT_BYTES));
+    let refused = client.send_urgent(&Urgent::FailLaunch { launch: 1, status: long });
+    assert!(matches!(refused, Err(ConnectionError::Unsendable(_))));
 }
 
 #[test]

@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::event::PollFd;
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::RecvFlags;
 use smallvec::SmallVec;
 
 use super::spin::{self, Spin};
-use super::{ConnectionError, Link, acknowledge, codec, hung_up, is_ready, notify, poll, readable};
-use crate::wire::message::{Command, Report};
+use super::{ConnectionError, Link, MOST_URGENT_BYTES, acknowledge, codec, hung_up, is_ready, notify, poll, readable};
+use crate::wire::message::{Command, Report, Urgent};
 use crate::wire::ring::{Consumer, Producer, Sent, Wake};
 
 /// The worker's end of its connection to the client. Made by [`WorkerEnd::from_inherited`].
@@ -115,12 +116,26 @@ impl WorkerEnd {
         })
     }
 
-    /// Waits for the client's death, or for its closing of the connection. For a thread that does nothing else.
-    pub fn await_closed(&self) {
+    /// Waits for the next urgent message; `None` once the client is dead or has closed the connection. For a thread that
+    /// does nothing else.
+    pub fn recv_urgent(&self) -> Option<Urgent> {
+        let mut bytes = vec![0; MOST_URGENT_BYTES];
         let mut fds: SmallVec<[PollFd<'_>; 2]> = SmallVec::new();
-        fds.push(hung_up(&self.link.socket));
+        fds.push(PollFd::new(&self.link.socket, PollFlags::IN | PollFlags::RDHUP));
         fds.extend(self.parent.as_ref().map(readable));
-        while poll(&mut fds, None).is_ok() && !fds.iter().any(is_ready) {}
+        while poll(&mut fds, None).is_ok() {
+            // What was said before the end is heard before the end.
+            if fds[0].revents().contains(PollFlags::IN) {
+                match rustix::net::recv(&self.link.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                    Ok((len, _)) => return codec::decode(bytes.get(..len).filter(|bytes| !bytes.is_empty())?).ok(),
+                    Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                    Err(_) => return None,
+                }
+            } else if fds.iter().any(is_ready) {
+                return None;
+            }
+        }
+        None
     }
 
     /// Gives a sign of life; see [`super::Listener::pulse`].

@@ -19,6 +19,7 @@ use crate::runtime;
 use crate::runtime::buffer::Buffer;
 use crate::runtime::launch::{DeviceResults, LaunchOptions};
 use crate::runtime::program::Program;
+use crate::wire::message::{CompiledSpanning, ExecutableInfo};
 
 /// A compiled program in a caller's hands, not tied to devices.
 pub struct ExecutableHandle {
@@ -33,6 +34,7 @@ pub struct ExecutableHandle {
     output_layouts: Lazy<LayoutList>,
     parameter_layouts: Lazy<LayoutList>,
     cost_analysis: Lazy<NamedValues>,
+    global: Lazy<Arc<CompiledSpanning>>,
 }
 
 /// What is made when first asked for.
@@ -81,6 +83,7 @@ impl ExecutableHandle {
             output_layouts: OnceLock::new(),
             parameter_layouts: OnceLock::new(),
             cost_analysis: OnceLock::new(),
+            global: OnceLock::new(),
             artifact,
         }
     }
@@ -88,6 +91,15 @@ impl ExecutableHandle {
     /// What was compiled.
     pub fn artifact(&self) -> &Arc<Artifact> {
         &self.artifact
+    }
+
+    /// What is known of the program as it was compiled for all its devices: for one that spans slices it is compiled so
+    /// when this is first asked.
+    fn global_info(&self) -> Result<&ExecutableInfo, Status> {
+        match &self.artifact.global {
+            Some(job) => Ok(&look(&self.global, || runtime::compiler::global(job))?.info),
+            None => Ok(&self.artifact.info),
+        }
     }
 
     fn shardings(given: &Result<Option<Vec<Vec<u8>>>, Status>) -> Result<Option<Strings>, Status> {
@@ -232,7 +244,7 @@ entries! {
 
     PJRT_Executable_SizeOfGeneratedCodeInBytes(args: PJRT_Executable_SizeOfGeneratedCodeInBytes_Args) {
         // SAFETY: a live executable of ours.
-        args.size_in_bytes = unsafe { ExecutableHandle::borrow(args.executable)? }.artifact.info.generated_code_size.clone()?;
+        args.size_in_bytes = unsafe { ExecutableHandle::borrow(args.executable)? }.global_info()?.generated_code_size.clone()?;
         Ok(())
     }
 
@@ -246,14 +258,14 @@ entries! {
     PJRT_Executable_GetCostAnalysis(args: PJRT_Executable_GetCostAnalysis_Args) {
         // SAFETY: a live executable of ours.
         let handle = unsafe { ExecutableHandle::borrow(args.executable)? };
-        let costs = look(&handle.cost_analysis, || handle.artifact.info.cost_analysis.clone().map(NamedValues::new))?.array();
+        let costs = look(&handle.cost_analysis, || handle.global_info()?.cost_analysis.clone().map(NamedValues::new))?.array();
         (args.properties, args.num_properties) = (costs.as_ptr(), costs.len());
         Ok(())
     }
 
     PJRT_Executable_GetCompiledMemoryStats(args: PJRT_Executable_GetCompiledMemoryStats_Args) {
         // SAFETY: a live executable of ours.
-        let stats = unsafe { ExecutableHandle::borrow(args.executable)? }.artifact.info.memory_stats.as_ref().map_err(Clone::clone)?;
+        let stats = unsafe { ExecutableHandle::borrow(args.executable)? }.global_info()?.memory_stats.as_ref().map_err(Clone::clone)?;
         let mut stats = stats.iter().copied().chain(std::iter::repeat(0));
         let mut next = || stats.next().unwrap_or(0);
         args.generated_code_size_in_bytes = next();
@@ -310,7 +322,7 @@ entries! {
     /// First without room, for the size; then with room, for the code.
     PJRT_Executable_OptimizedProgram(args: PJRT_Executable_OptimizedProgram_Args) {
         // SAFETY: a live executable of ours.
-        let info = unsafe { &ExecutableHandle::borrow(args.executable)?.artifact.info };
+        let info = unsafe { ExecutableHandle::borrow(args.executable)? }.global_info()?;
         let (format, code) = info.optimized_program.as_ref().map_err(Clone::clone)?;
         // SAFETY: the caller's program, to be filled; its code has as many bytes as its size says.
         let program = unsafe { args.program.as_mut() }.ok_or_else(|| Status::invalid("a null pointer was given for a program"))?;

@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use super::options::Assignment;
 use crate::abi::Status;
-use crate::wire::message::ExecutableInfo;
+use crate::wire::message::{CompileJob, ExecutableInfo};
 
 const MAGIC: [u8; 8] = *b"MNSTYPRG";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 20;
 
 /// A compiled program.
@@ -33,6 +33,9 @@ pub struct Artifact {
     pub assignment: Vec<i32>,
     /// What is known of it.
     pub info: ExecutableInfo,
+    /// How to compile it for all its devices at once, where it spans slices and so was not. That says what of `info` is
+    /// known of one device's part only: the optimized program, its costs, memory and size.
+    pub global: Option<CompileJob>,
 }
 
 /// What the workers of one slice, or of several alike, load of a program.

@@ -364,6 +364,7 @@ impl Client {
             original_options: original.into(),
             assignment: placed.map_or_else(Vec::new, |(_, assignment)| assignment.ids),
             info: compiled.info.clone(),
+            global: None,
         })
     }
 

@@ -81,9 +81,16 @@ pub fn compile_for_topology(
             original_options: options.into(),
             assignment: Vec::new(),
             info: compiled.info,
+            global: None,
         }),
         other => Err(unexpected(&other)),
     }
+}
+
+/// What is known of a program that spans slices once it is compiled for all its devices at once. Takes as long as that does;
+/// the answer is kept as other compilations are.
+pub fn global(job: &CompileJob) -> Result<Arc<CompiledSpanning>, Status> {
+    Compiler::of_environment()?.compile(&Job::Whole(job.clone()))
 }
 
 impl Compiler {

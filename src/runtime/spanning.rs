@@ -14,7 +14,7 @@ use super::event::{Event, Outcome};
 use super::session::Session;
 use crate::abi::Status;
 use crate::program::artifact::{Artifact, Part};
-use crate::program::spanning::{Place, Placement};
+use crate::program::spanning::{Place, Placement, options};
 use crate::wire::message::{
     Command, CompileJob, ExecutableId, LaunchId, NamedValue, SpanningJob, SpanningPart, Urgent, Value,
 };
@@ -72,6 +72,7 @@ impl Engine for Exchange {
             options: request.options.into(),
             client_options: world_options(client, request.placement.places.len()),
         };
+        let global = CompileJob { options: options::global(&program.options)?.into(), ..program.clone() };
         let compiled = client.compiler().compile(&Job::Spanning(SpanningJob { program, parts: distinct.clone() }))?;
         let parts = distinct.into_iter().zip(&compiled.parts).map(|(part, compiled)| {
             // Loaded as it was compiled: the part's own options say all.
@@ -82,6 +83,7 @@ impl Engine for Exchange {
             original_options: request.options.into(),
             assignment: request.assignment,
             info: compiled.info.clone(),
+            global: Some(global),
         })
     }
 

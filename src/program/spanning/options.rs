@@ -1,4 +1,4 @@
-//! Compile options for planning a spanning program, and for compiling a slice's part of it.
+//! Compile options for planning a spanning program, for compiling a slice's part of it, and for compiling it as a whole.
 
 use std::path::Path;
 
@@ -34,10 +34,7 @@ pub fn extents(options: &[u8]) -> Result<Extents, Status> {
 /// optimization and after SPMD partitioning into `dump`.
 pub fn planning(options: &[u8], dump: &Path) -> Result<Vec<u8>, Status> {
     let mut options = parse(options)?;
-    let extents = {
-        let build = options.executable_build_options.get_or_default();
-        (build.num_replicas.max(1), build.num_partitions.max(1))
-    };
+    place_on_one_client(&mut options);
     let dump = dump
         .to_str()
         .ok_or_else(|| Status::invalid(format!("the folder for dumps, {}, is not UTF-8", dump.display())))?;
@@ -54,12 +51,24 @@ pub fn planning(options: &[u8], dump: &Path) -> Result<Vec<u8>, Status> {
             .env_option_overrides
             .insert(name.into(), OptionOverrideProto { value: Some(value), ..Default::default() });
     }
+    write(&options)
+}
+
+/// Options to compile a program for all its devices on one client of as many, without dumps.
+pub fn global(options: &[u8]) -> Result<Vec<u8>, Status> {
+    let mut options = parse(options)?;
+    options.env_option_overrides.retain(|name, _| !name.starts_with(DUMP_PREFIX));
+    place_on_one_client(&mut options);
+    write(&options)
+}
+
+/// Assigns the devices of a client that has as many as the program, in order.
+fn place_on_one_client(options: &mut CompileOptionsProto) {
     let build = options.executable_build_options.mut_or_insert_default();
-    let (replicas, partitions) = extents;
+    let (replicas, partitions) = (build.num_replicas.max(1), build.num_partitions.max(1));
     build.device_ordinal = -1;
     build.device_assignment =
         MessageField::some(assignment(replicas, partitions, |replica, partition| replica * partitions + partition));
-    write(&options)
 }
 
 /// Options to compile the rewritten module for a slice: one replica for each device, on the devices with these ids.

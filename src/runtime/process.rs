@@ -136,12 +136,22 @@ impl Drop for Process {
 const PLUGIN_THREADS: &str = "PJRT_NPROC";
 
 /// As many threads as one client of all slices' devices would have: results are the same bits as that client's, since the
-/// number of threads shows in them; and a program that waits for other slices does not use up all threads of its own.
-/// Absent where the user says, or where the number of devices is not known.
+/// number of threads shows in them. Absent where the user says, or where the number of devices is not known.
+///
+/// Never fewer than programs over several slices need, whatever the user says: see "Order" in `docs/architecture.md`.
 fn plugin_threads(config: &Config) -> Option<usize> {
-    let devices = config.slices.checked_mul(config.devices_per_slice?)? as usize;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    std::env::var_os(PLUGIN_THREADS).is_none().then(|| devices.max(processors))
+    let own = config.devices_per_slice?;
+    // One device alone never waits for a thread that another one of its slice holds.
+    let least = if config.slices > 1 && own > 1 { own.checked_add(2)? as usize } else { 1 };
+    let given = std::env::var(PLUGIN_THREADS).ok().and_then(|given| given.parse::<usize>().ok());
+    match given {
+        Some(given) => (given < least).then_some(least),
+        None => {
+            let devices = config.slices.checked_mul(own)? as usize;
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            Some(devices.max(processors))
+        }
+    }
 }
 
 fn cannot_execute(worker: &Path, error: &std::io::Error) -> Status {

@@ -540,7 +540,10 @@ fn a_killed_worker_fails_its_launches_and_nothing_else() {
     let start = Instant::now();
     for (slice, _) in &waiting {
         let status = loss.clone();
-        world.workers[*slice as usize].send_urgent(&Urgent::FailSlice { slice: 1, incarnation: 1, status });
+        world.workers[*slice as usize]
+            .end
+            .send_urgent(&Urgent::FailSlice { slice: 1, incarnation: 1, status })
+            .unwrap();
     }
     for (slice, loaded) in &waiting {
         for place in 0..loaded.devices.len() as u32 {
@@ -550,7 +553,7 @@ fn a_killed_worker_fails_its_launches_and_nothing_else() {
     }
     println!("all devices failed {:?} after the word", start.elapsed());
     for (slice, _) in &waiting {
-        world.workers[*slice as usize].send_urgent(&Urgent::Over { launch: number });
+        world.workers[*slice as usize].end.send_urgent(&Urgent::Over { launch: number }).unwrap();
     }
 
     // A program that spans the survivors alone goes on at once; here each device of theirs twice as busy would not fit,
@@ -595,7 +598,7 @@ fn a_worker_that_is_blocked_in_the_plugin_hears_of_a_death() {
     let status = Status::new(mainstay::abi::Code::DataLoss, "slice 1 is lost: its worker was killed");
     let start = Instant::now();
     let worker = &mut world.workers[0];
-    worker.send_urgent(&Urgent::FailSlice { slice: 1, incarnation: 1, status });
+    worker.end.send_urgent(&Urgent::FailSlice { slice: 1, incarnation: 1, status }).unwrap();
     for number in launches.clone() {
         for place in 0..2 {
             let fate = worker.executed(number, place).unwrap_err();
@@ -604,7 +607,7 @@ fn a_worker_that_is_blocked_in_the_plugin_hears_of_a_death() {
     }
     println!("four launches failed {:?} after the word", start.elapsed());
     worker.reply(ping).unwrap();
-    launches.for_each(|launch| worker.send_urgent(&Urgent::Over { launch }));
+    launches.for_each(|launch| worker.end.send_urgent(&Urgent::Over { launch }).unwrap());
 }
 
 /// One device on each slice: the plugin runs small programs inside its `Execute`. While slice 0 is in a launch whose

@@ -12,7 +12,7 @@ use mainstay::wire::arena::{Arena, ArenaOptions, Block};
 use mainstay::wire::connection::{self, ClientEnd, ConnectionError, Listener, Wait};
 use mainstay::wire::message::{
     BufferId, BufferSpec, ClientDescription, Command, CompileJob, Compiled, Dims, Execute, Ids, NamedValue, Payload,
-    Query, Reply, Report, RequestId, Start, Urgent, Value,
+    Query, Reply, Report, RequestId, Start, Value,
 };
 
 /// More than anything here takes, on the busiest machine.
@@ -100,10 +100,6 @@ impl Worker {
         self.end.send(&command).unwrap();
     }
 
-    pub fn send_urgent(&self, urgent: &Urgent) {
-        self.end.send_urgent(urgent).unwrap();
-    }
-
     /// A new id.
     pub fn id(&mut self) -> u64 {
         self.next_id += 1;
@@ -155,6 +151,7 @@ impl Worker {
     }
 
     /// Whether a reply comes within a time; it is kept.
+    #[allow(dead_code, reason = "for the tests of programs that span slices")]
     pub fn replies_within(&mut self, request: RequestId, bound: Duration) -> bool {
         let until = Instant::now() + bound;
         loop {

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -147,6 +148,62 @@ def test_a_slice_in_a_collective_still_does_what_the_other_waits_for() -> None:
     equal(results[0], 7)
     for k, result in enumerate(results[1:]):
         equal(result, 2 * k)
+
+
+def _collectives_of_no_single_client() -> None:
+    """Collectives that XLA's CPU plugin does not have on one client, compared with what they mean."""
+    import jax
+    import numpy as np
+    from jax._src.interpreters import mlir
+    from jax._src.lax import parallel
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from probe import equal
+
+    # JAX lowers it for GPUs only, since no other single client has it.
+    mlir.register_lowering(parallel.pbroadcast_p, parallel._pbroadcast_lowering, platform="cpu")
+    count = jax.device_count()
+    spec = PartitionSpec("all")
+    mesh = Mesh(np.array(jax.devices()), ("all",))
+    split = NamedSharding(mesh, spec)
+    random = np.random.default_rng(0)
+
+    def over_all(function: Callable[..., jax.Array], operands: int) -> Callable[..., jax.Array]:
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=(spec,) * operands, out_specs=spec, check_vma=False)
+        return lambda *arguments: jax.jit(mapped)(*(jax.device_put(argument, split) for argument in arguments))
+
+    # Rows that each device sends to each other one, from where to where.
+    sizes = random.integers(0, 3, size=(count, count)).astype(np.int32)
+    starts = (np.cumsum(sizes, 1) - sizes).astype(np.int32)
+    places = (np.cumsum(sizes, 0) - sizes).astype(np.int32)
+    rows = random.normal(size=(count, 2 * count, 5)).astype(np.float32)
+    before = np.full((count, 2 * count, 5), -1, np.float32)
+    after = before.copy()
+    for sender in range(count):
+        for receiver in range(count):
+            size, start, place = (table[sender, receiver] for table in (sizes, starts, places))
+            after[receiver, place : place + size] = rows[sender, start : start + size]
+
+    def ragged(*operands: jax.Array) -> jax.Array:
+        return jax.lax.ragged_all_to_all(*(operand[0] for operand in operands), axis_name="all")[None]
+
+    equal(over_all(ragged, 6)(rows, before, starts, sizes, places, np.ascontiguousarray(sizes.T)), after)
+
+    values = random.normal(size=(count, 3)).astype(np.float32)
+    source = count - 1
+    equal(over_all(lambda x: jax.lax.pbroadcast(x, ("all",), source), 1)(values), np.tile(values[source], (count, 1)))
+
+
+@jax_process(slices=2, devices=4)
+def test_ragged_all_to_all_and_broadcast() -> None:
+    """Two slices of four devices."""
+    _collectives_of_no_single_client()
+
+
+@jax_process(slices=4, devices=1)
+def test_ragged_all_to_all_and_broadcast_with_one_device_each() -> None:
+    """Four slices of one device."""
+    _collectives_of_no_single_client()
 
 
 # A program with a donated argument, sharded over all eight devices; `ASK` prints what JAX says of it.

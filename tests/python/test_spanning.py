@@ -206,6 +206,45 @@ def test_ragged_all_to_all_and_broadcast_with_one_device_each() -> None:
     _collectives_of_no_single_client()
 
 
+@jax_process(slices=3, devices=2)
+def test_any_devices_in_any_order() -> None:
+    """Subsets of the slices, of their devices, interleaved and reversed: each device gets what its place is due."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from probe import equal
+
+    spec = PartitionSpec("all")
+    everybody = jax.devices()
+    for places in ([0, 1, 4, 5], [0, 2, 4, 1, 3, 5], [5, 3, 1, 4, 2, 0], [4, 0, 1], [3, 2, 0], [0, 2, 4], [5, 0]):
+        count = len(places)
+        mesh = Mesh(np.array([everybody[place] for place in places]), ("all",))
+        split = NamedSharding(mesh, spec)
+
+        def body(x: jax.Array, count: int = count) -> tuple[jax.Array, ...]:
+            ring = [(rank, (rank + 1) % count) for rank in range(count)]
+            rank = jax.lax.axis_index("all")
+            return (
+                jax.lax.psum(x, "all"),
+                jax.lax.all_gather(x, "all", tiled=True),
+                jax.lax.ppermute(x, "all", ring),
+                jax.lax.all_to_all(x, "all", 1, 1, tiled=True),
+                x * 0 + rank,
+            )
+
+        values = np.arange(count * count, dtype=np.int32).reshape(count, count) ** 2
+        mapped = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=(spec,) * 5, check_vma=False)
+        total, gathered, shifted, exchanged, ranks = jax.jit(mapped)(jax.device_put(values, split))
+        equal(total, np.tile(values.sum(0), (count, 1)))
+        equal(gathered, np.tile(values, (count, 1)))
+        equal(shifted, np.roll(values, 1, axis=0))
+        equal(exchanged, values.T)
+        equal(ranks, np.tile(np.arange(count)[:, None], (1, count)))
+        for place, shard in zip(places, ranks.addressable_shards, strict=True):
+            assert shard.device == everybody[place]
+
+
 # A program with a donated argument, sharded over all eight devices; `ASK` prints what JAX says of it.
 PROGRAM = """
 import hashlib, json

@@ -175,16 +175,15 @@ def test_a_slice_dies_while_it_loads_a_program() -> None:
         equal(compiled(jax.device_put(np.ones((mesh.size, 4), np.float32), split)), 16 * number)
 
 
-@jax_process(slices=2)
-def test_a_slice_dies_while_a_program_is_compiled_for_it() -> None:
-    """Compilation needs no slice: it goes on, and the program runs once there is a replacement."""
+def _killed_while_compiling(victim: Callable[[int], None]) -> Callable[[], None]:
+    """Compiles a program over both slices; meanwhile calls `victim` with the compiler's pid. Returns what checks it."""
     import threading
 
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from probe import compilers, cpu_seconds, incarnation_of, kill, wait_for, wait_replaced
+    from probe import compilers, cpu_seconds, wait_for
 
     mesh = Mesh(np.array(jax.devices()), ("all",))
     split = NamedSharding(mesh, PartitionSpec("all"))
@@ -198,18 +197,58 @@ def test_a_slice_dies_while_a_program_is_compiled_for_it() -> None:
     assert float(jax.jit(lambda x: x.sum())(jax.device_put(values, split))) == mesh.size
     lowered = jax.jit(unrolled).lower(jax.device_put(values, split))
     (compiler,) = compilers()
-    idle, old = cpu_seconds(compiler), incarnation_of(0)
+    idle = cpu_seconds(compiler)
 
     def kill_when_it_compiles() -> None:
         wait_for(lambda: cpu_seconds(compiler) > idle + 0.1, "the compiler to compile")
-        kill(0)
+        victim(compiler)
 
     killer = threading.Thread(target=kill_when_it_compiles)
     killer.start()
-    compiled = lowered.compile()
-    killer.join()
+    try:
+        compiled = lowered.compile()
+    finally:
+        killer.join()
+
+    def run() -> None:
+        assert np.isfinite(np.asarray(compiled(jax.device_put(values, split)))).all()
+
+    return run
+
+
+@jax_process(slices=2)
+def test_a_slice_dies_while_a_program_is_compiled_for_it() -> None:
+    """Compilation needs no slice: it goes on, and the program runs once there is a replacement."""
+    import jax
+
+    from probe import incarnation_of, kill, wait_replaced
+
+    jax.devices()
+    old = incarnation_of(0)
+    run_it = _killed_while_compiling(lambda _compiler: print(kill(0)))
     wait_replaced(0, old)
-    assert np.isfinite(np.asarray(compiled(jax.device_put(values, split)))).all()
+    run_it()
+
+
+@jax_process(slices=2)
+def test_the_compiler_dies_while_it_compiles_a_program_for_both_slices() -> None:
+    """Its death is an error of that one compile; no slice is lost, and the next compile works."""
+    import signal
+
+    import jax
+
+    import mainstay
+
+    try:
+        _killed_while_compiling(lambda compiler: os.kill(compiler, signal.SIGKILL))
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+    else:
+        raise AssertionError("the compile was over before the kill")
+    assert "compil" in text, text
+    assert not any(word in text for word in ("DATA_LOSS", "INTERNAL", "NOT_FOUND", "DEADLINE_EXCEEDED")), text
+    assert all(one.is_healthy and not one.losses for one in mainstay.slices())
+    _killed_while_compiling(lambda _compiler: None)()
 
 
 @jax_process(slices=2, env=RESTLESS, timeout=120 + 3 * KILLS)

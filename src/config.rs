@@ -16,6 +16,7 @@ use crate::slice::Policy;
 use crate::wire::machine;
 use crate::wire::message::{NamedValue, Value};
 use settings::Given;
+pub use settings::MOST_SLICES;
 
 /// The CPU plugin's create option for its number of devices.
 const CPU_DEVICE_COUNT: &str = "cpu_device_count";

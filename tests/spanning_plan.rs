@@ -280,7 +280,12 @@ impl World {
         };
         let plugin = default_plugin();
         let start = |slice: usize| {
-            let start = Start { plugin: plugin.clone(), options: cpu_options(devices(slice)), create_client: true };
+            let start = Start {
+                plugin: plugin.clone(),
+                options: cpu_options(devices(slice)),
+                create_client: true,
+                heap_slack: 0,
+            };
             Worker::spawn_in(start, Some(region.as_fd()), threads)
         };
         let mut workers: Vec<Worker> = (0..slices).map(start).collect();

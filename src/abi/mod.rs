@@ -9,7 +9,7 @@ mod versions;
 
 pub use args::{StructSize, new_args, with_args, with_struct};
 pub use inner::{Extension, InnerApi};
-pub use status::{Code, Status};
+pub use status::{Code, Status, harmless};
 pub use versions::{Call, OLDEST_MINOR, Slot};
 
 /// The C declarations of `include/`, as bindgen reads them: raw structs, function types and constants.

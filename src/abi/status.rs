@@ -110,3 +110,21 @@ impl fmt::Display for Status {
 }
 
 impl std::error::Error for Status {}
+
+/// Foreign words in our errors must not contain the names that elastic libraries take for a lost slice.
+pub fn harmless(words: &str) -> String {
+    ["DATA_LOSS", "INTERNAL", "NOT_FOUND", "DEADLINE_EXCEEDED"]
+        .iter()
+        .fold(words.to_owned(), |words, name| words.replace(name, &name.to_lowercase().replace('_', " ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::harmless;
+
+    #[test]
+    fn quoted_words_do_not_look_like_a_lost_slice() {
+        let words = harmless("INTERNAL: Check failed; NOT_FOUND: x");
+        assert!(!words.contains("INTERNAL") && !words.contains("NOT_FOUND"), "{words}");
+    }
+}

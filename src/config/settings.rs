@@ -16,6 +16,9 @@ pub const PREFIX: &str = "MAINSTAY_";
 const OF_OTHERS: [&str; 1] = ["MAINSTAY_LIBRARY"];
 const OF_TESTS: [&str; 2] = ["MAINSTAY_TEST_", "MAINSTAY_FAKE_"];
 
+/// As many slices can exchange data between their workers.
+pub const MOST_SLICES: u32 = 32;
+
 /// What values a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -75,7 +78,7 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting(
         "slices",
-        Kind::Count(1, 1024),
+        Kind::Count(1, MOST_SLICES),
         Default::Value("1"),
         "Slices. Each is a worker process with a client of the inner plugin.",
     ),

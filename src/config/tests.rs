@@ -79,7 +79,7 @@ fn bad_values_are_named() {
         assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
     }
     let error = load(&[option("slices", Value::Int64(0))], &[]).unwrap_err();
-    assert_eq!(error, "create option slices=0: give a whole number from 1 to 1024");
+    assert_eq!(error, "create option slices=0: give a whole number from 1 to 32");
     let error = load(&[option("slices", Value::Int64List(vec![1]))], &[]).unwrap_err();
     assert!(error.contains("create option slices"), "{error}");
     assert!(load(&[], &[("MAINSTAY_REPLACE_BACKOFF", "1h")]).unwrap_err().contains("replace_backoff_max"));

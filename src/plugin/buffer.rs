@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::client::shape;
 use super::device::{DeviceHandle, MemoryHandle, Places};
-use super::entry::{entries, list, refusals, text};
+use super::entry::{entries, list, quietly, refusals, text};
 use super::error::from_parts;
 use super::event::EventHandle;
 use super::handle::Handle;
 use super::snapshot::capture;
 use super::values::layout_from_c;
-use crate::abi::{Status, element, sys};
+use crate::abi::{Code, Status, element, sys};
 use crate::runtime::buffer::{Buffer, DeviceLayout, Shape};
 use crate::runtime::event::Event;
 use crate::runtime::host_array::HostArray;
@@ -518,24 +518,39 @@ struct RawFuture {
 
 unsafe extern "C" fn raw_future_ready(args: *mut sys::PJRT_Buffer_CopyRawToHostFuture_Callback_Args) {
     // SAFETY: callers pass a struct of this type with the data that came with this callback, once.
-    unsafe {
+    let (args, future) = unsafe {
         let Some(args) = args.as_ref() else { return };
         if args.callback_data.is_null() {
             return;
         }
-        let future = Box::from_raw(args.callback_data.cast::<RawFuture>());
-        let event = future.event.clone();
+        (args, Box::from_raw(args.callback_data.cast::<RawFuture>()))
+    };
+    let event = future.event.clone();
+    // SAFETY: as above; the destination is the caller's until the event is set.
+    let begun = quietly(Err(Status::new(Code::Unknown, "a bug in Mainstay: a raw copy panicked")), || unsafe {
+        future.begin(args)
+    });
+    if let Err(cause) = begun {
+        event.set(Err(cause));
+    }
+}
+
+impl RawFuture {
+    /// Copies to the destination that has become known.
+    ///
+    /// # Safety
+    /// The destination stays writable, and nobody else's, until the event is set.
+    unsafe fn begin(self, args: &sys::PJRT_Buffer_CopyRawToHostFuture_Callback_Args) -> Result<(), Status> {
         if args.error_code != sys::PJRT_Error_Code_OK {
-            event.set(Err(from_parts(args.error_code, text(args.error_message, args.error_message_size))));
-            return;
+            // SAFETY: the message is the caller's, for the time of the callback.
+            return Err(from_parts(args.error_code, unsafe { text(args.error_message, args.error_message_size) }));
         }
-        if args.dst.is_null() && future.len > 0 {
-            event.set(Err(Status::invalid("a null pointer was given for the destination")));
-            return;
+        if args.dst.is_null() && self.len > 0 {
+            return Err(Status::invalid("a null pointer was given for the destination"));
         }
-        let destination = Destination { start: args.dst.cast(), len: future.len as usize };
-        let client = future.buffer.client.clone();
-        future.buffer.read_raw(future.offset, future.len, move |block| match block {
+        let destination = Destination { start: args.dst.cast(), len: self.len as usize };
+        let (client, event) = (self.buffer.client.clone(), self.event);
+        self.buffer.read_raw(self.offset, self.len, move |block| match block {
             Ok(block) => client.copy_later(destination.len as u64, move || {
                 destination.fill(&block);
                 event.set(Ok(()));
@@ -544,6 +559,7 @@ unsafe extern "C" fn raw_future_ready(args: *mut sys::PJRT_Buffer_CopyRawToHostF
                 event.set(Err(cause));
             }
         });
+        Ok(())
     }
 }
 
@@ -555,21 +571,25 @@ struct Dependency {
 
 unsafe extern "C" fn dependency_ready(args: *mut sys::PJRT_Buffer_DonateWithControlDependency_Callback_Args) {
     // SAFETY: callers pass a struct of this type with the data that came with this callback, once.
-    unsafe {
+    let (args, dependency) = unsafe {
         let Some(args) = args.as_ref() else { return };
         if args.callback_data.is_null() {
             return;
         }
-        let Dependency { source, promise } = *Box::from_raw(args.callback_data.cast::<Dependency>());
+        (args, Box::from_raw(args.callback_data.cast::<Dependency>()))
+    };
+    quietly((), || {
+        let Dependency { source, promise } = *dependency;
         let client = source.client.clone();
         let failure = match args.error_code {
             sys::PJRT_Error_Code_OK => client.fulfil_alias(&promise, &source).err(),
-            code => Some(from_parts(code, text(args.error_message, args.error_message_size))),
+            // SAFETY: the message is the caller's, for the time of the callback.
+            code => Some(from_parts(code, unsafe { text(args.error_message, args.error_message_size) })),
         };
         if let Some(cause) = failure {
             client.fail(&promise, cause);
         }
-    }
+    });
 }
 
 #[cfg(test)]

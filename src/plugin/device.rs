@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::entry::{entries, refusals};
+use super::entry::{entries, quietly, refusals};
 use super::extensions::MemoryKind;
 use super::handle::Handle;
 use super::values::NamedValues;
@@ -211,10 +211,12 @@ static TABLE: Table = Table(sys::PJRT_Memory_FunctionTable {
 });
 
 unsafe extern "C" fn get_user_data(memory: *mut sys::PJRT_Memory, key: *const c_void) -> *mut c_void {
-    // SAFETY: a live memory of ours.
-    let Ok(memory) = (unsafe { MemoryHandle::borrow(memory) }) else { return std::ptr::null_mut() };
-    let data = memory.user_data.lock().unwrap_or_else(PoisonError::into_inner);
-    data.get(&key.addr()).map_or(std::ptr::null_mut(), |kept| kept.data)
+    quietly(std::ptr::null_mut(), || {
+        // SAFETY: a live memory of ours.
+        let Ok(memory) = (unsafe { MemoryHandle::borrow(memory) }) else { return std::ptr::null_mut() };
+        let data = memory.user_data.lock().unwrap_or_else(PoisonError::into_inner);
+        data.get(&key.addr()).map_or(std::ptr::null_mut(), |kept| kept.data)
+    })
 }
 
 unsafe extern "C" fn set_user_data(
@@ -223,12 +225,15 @@ unsafe extern "C" fn set_user_data(
     data: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut c_void)>,
 ) {
-    // SAFETY: a live memory of ours.
-    let Ok(memory) = (unsafe { MemoryHandle::borrow(memory) }) else { return };
-    let replaced =
-        memory.user_data.lock().unwrap_or_else(PoisonError::into_inner).insert(key.addr(), UserData { data, deleter });
-    // The deleter is foreign code: it runs outside the lock.
-    drop(replaced);
+    quietly((), || {
+        // SAFETY: a live memory of ours.
+        let Ok(memory) = (unsafe { MemoryHandle::borrow(memory) }) else { return };
+        let mut data_by_key = memory.user_data.lock().unwrap_or_else(PoisonError::into_inner);
+        let replaced = data_by_key.insert(key.addr(), UserData { data, deleter });
+        // The deleter is foreign code: it runs outside the lock.
+        drop(data_by_key);
+        drop(replaced);
+    });
 }
 
 /// Names of `PJRT_Device_MemoryStats` in a worker's answer, and where they go.

@@ -30,6 +30,11 @@ pub fn guard(name: &str, body: impl FnOnce() -> Result<(), Status>) -> *mut sys:
     }
 }
 
+/// Runs a callback's or deleter's body; its panic, a bug that is reported on stderr, must not leave the library.
+pub fn quietly<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
+}
+
 /// Defines entry points: `name(args) { body }`, where the body is a `Result<(), Status>` and sees the caller's struct.
 macro_rules! entries {
     ($($(#[$doc:meta])* $name:ident($args:ident: $type:ident) $body:block)*) => {$(

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::entry::{entries, guard};
+use super::entry::{entries, guard, quietly};
 use super::handle::Handle;
 use crate::abi::{Code, Status, sys};
 
@@ -47,12 +47,12 @@ static TABLE: Table = Table(sys::PJRT_Error_FunctionTable {
 
 unsafe extern "C" fn destroy(error: *mut sys::PJRT_Error) {
     // SAFETY: the caller gives up an error of ours, or null.
-    drop(unsafe { ErrorHandle::take(error) });
+    quietly((), || drop(unsafe { ErrorHandle::take(error) }));
 }
 
 unsafe extern "C" fn message(error: *const sys::PJRT_Error, message: *mut *const c_char, size: *mut usize) {
     // SAFETY: a live error of ours.
-    let text: &str = unsafe { ErrorHandle::borrow(error) }.map_or("", |error| &error.status.message);
+    let text: &str = quietly("", || unsafe { ErrorHandle::borrow(error) }.map_or("", |error| &error.status.message));
     // SAFETY: both are the caller's to be written to.
     unsafe {
         message.write(text.as_ptr().cast());
@@ -62,7 +62,7 @@ unsafe extern "C" fn message(error: *const sys::PJRT_Error, message: *mut *const
 
 unsafe extern "C" fn get_code(error: *const sys::PJRT_Error) -> sys::PJRT_Error_Code {
     // SAFETY: a live error of ours.
-    unsafe { ErrorHandle::borrow(error) }.map_or(0, |error| error.status.code as u32)
+    quietly(0, || unsafe { ErrorHandle::borrow(error) }.map_or(0, |error| error.status.code as u32))
 }
 
 unsafe extern "C" fn for_each_payload(
@@ -70,12 +70,14 @@ unsafe extern "C" fn for_each_payload(
     visitor: sys::PJRT_Error_PayloadVisitor,
     argument: *mut c_void,
 ) {
-    // SAFETY: a live error of ours.
-    let (Ok(error), Some(visitor)) = (unsafe { ErrorHandle::borrow(error) }, visitor) else { return };
-    for (key, value) in error.status.payloads.iter() {
-        // SAFETY: the visitor takes two strings, for the time of the call, and its own argument.
-        unsafe { visitor(key.as_ptr().cast(), key.len(), value.as_ptr().cast(), value.len(), argument) };
-    }
+    quietly((), || {
+        // SAFETY: a live error of ours.
+        let (Ok(error), Some(visitor)) = (unsafe { ErrorHandle::borrow(error) }, visitor) else { return };
+        for (key, value) in error.status.payloads.iter() {
+            // SAFETY: the visitor takes two strings, for the time of the call, and its own argument.
+            unsafe { visitor(key.as_ptr().cast(), key.len(), value.as_ptr().cast(), value.len(), argument) };
+        }
+    });
 }
 
 pub(super) unsafe extern "C" fn error_destroy(args: *mut sys::PJRT_Error_Destroy_Args) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::buffer::BufferHandle;
 use super::client::ClientHandle;
 use super::device::DescriptionHandle;
-use super::entry::{entries, list};
+use super::entry::{entries, list, quietly};
 use super::executable::ExecutableHandle;
 use super::handle::Handle;
 use super::topology::TopologyHandle;
@@ -24,7 +24,7 @@ impl Handle for LayoutHandle {
 unsafe extern "C" fn delete_layout_text(text: *mut sys::PJRT_Layouts_SerializedLayout) {
     if !text.is_null() {
         // SAFETY: given out below as a box of this type; the caller gives it up.
-        drop(unsafe { Box::from_raw(text.cast::<Arc<str>>()) });
+        quietly((), || drop(unsafe { Box::from_raw(text.cast::<Arc<str>>()) }));
     }
 }
 

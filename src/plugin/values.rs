@@ -176,8 +176,10 @@ macro_rules! owned_bytes {
     ($($deleter:ident $raw:ident)*) => {$(
         unsafe extern "C" fn $deleter(bytes: *mut $crate::abi::sys::$raw) {
             if !bytes.is_null() {
-                // SAFETY: given out by its entry point as a box of this type; the caller gives it up.
-                drop(unsafe { Box::from_raw(bytes.cast::<$crate::plugin::values::OwnedBytes>()) });
+                $crate::plugin::entry::quietly((), || {
+                    // SAFETY: given out by its entry point as a box of this type; the caller gives it up.
+                    drop(unsafe { Box::from_raw(bytes.cast::<$crate::plugin::values::OwnedBytes>()) });
+                });
             }
         }
     )*};

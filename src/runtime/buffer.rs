@@ -78,12 +78,12 @@ enum Life {
 }
 
 /// How a buffer's value ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The worker may have the memory back.
     Free,
-    /// Somebody still looks at it in place: it is to stay as it is, and whoever looks will free it.
-    Viewed,
+    /// Somebody still looks at it in place: it is to stay as it is, and whoever drops the view last frees it. So this is to
+    /// be kept until the worker was told of all uses.
+    Viewed(Arc<View>),
 }
 
 /// A buffer. Its place never changes.
@@ -224,7 +224,7 @@ impl Buffer {
 
     /// Frees the value. Never waits; what in flight uses it keeps it as long as it must.
     pub fn delete(&self) {
-        if self.end(Life::Deleted) == Some(End::Free) {
+        if let Some(End::Free) = self.end(Life::Deleted) {
             self.forget();
         }
     }
@@ -250,13 +250,9 @@ impl Buffer {
         let view = lock(&self.view).take();
         // Without another owner, nobody looks any more.
         let Some(view) = view.and_then(|view| Arc::try_unwrap(view).err()) else { return Some(End::Free) };
-        match &*view {
-            View::InPlace(view) => {
-                view.take_over();
-                Some(End::Viewed)
-            }
-            View::Copy(_) => Some(End::Free),
-        }
+        let View::InPlace(in_place) = &*view else { return Some(End::Free) };
+        in_place.take_over();
+        Some(End::Viewed(view))
     }
 
     /// Whether the worker may be told to know the value by a second name. It may not while the value is viewed in
@@ -381,21 +377,30 @@ impl Buffer {
     pub fn view(&self) -> Result<Arc<View>, Status> {
         self.check_held()?;
         self.outcome(self.ready.wait())?;
-        let mut view = lock(&self.view);
-        self.check_held()?;
-        if let Some(view) = &*view {
-            return Ok(view.clone());
+        if let Some(view) = self.view_at_once()? {
+            return Ok(view);
         }
-        if let Some(in_place) = self.in_place() {
-            return Ok(view.insert(Arc::new(View::InPlace(in_place))).clone());
-        }
+        // Without the lock: who deletes or donates meanwhile must not wait for a worker.
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         self.download(&[], move |block| {
             let _ = tell.send(block);
         });
         let block =
             told.recv().unwrap_or_else(|_| Err(Status::failed_precondition("the copy to the host was dropped")))?;
-        Ok(view.insert(Arc::new(View::Copy(block))).clone())
+        let copy = Arc::new(View::Copy(block));
+        let mut view = lock(&self.view);
+        // One that was deleted meanwhile keeps no copy.
+        Ok(if self.check_held().is_ok() { view.get_or_insert(copy).clone() } else { copy })
+    }
+
+    /// The view that there is already, or one in place.
+    fn view_at_once(&self) -> Result<Option<Arc<View>>, Status> {
+        let mut view = lock(&self.view);
+        self.check_held()?;
+        if view.is_none() {
+            *view = self.in_place().map(|in_place| Arc::new(View::InPlace(in_place)));
+        }
+        Ok(view.clone())
     }
 
     /// The value in the worker's heap, where it lies there as the host would have it.

@@ -9,25 +9,30 @@ use super::buffer::{Place, Shape, unexpected};
 use super::compiler::{Compiler, Job};
 use super::copier::Copier;
 use super::device::{Device, Memory, combine};
-use super::listen::{Worker, harmless};
+use super::listen::Worker;
 use super::process;
 use super::program::{Placement, Program};
 use super::session::Session;
 use super::slice::Slice;
 use super::spanning;
 use super::spares::Spares;
-use crate::abi::{Code, Status};
-use crate::config::{CompilerPlace, Config};
+use crate::abi::{Code, Status, harmless};
+use crate::config::{CompilerPlace, Config, MOST_SLICES};
 use crate::program::artifact::{Artifact, Part};
 use crate::program::options::{Assignment, CompileOptions};
 use crate::wire::arena::{Arena, ArenaOptions, Block};
+use crate::wire::machine;
 use crate::wire::message::{
     CompileJob, CompiledSpanning, ExecutableId, Layout, NamedValue, Query, Reply, Start, TopologySource, Value,
 };
-use crate::worker::collectives::create_region;
+use crate::worker::collectives::{MAX_SLOTS, create_region};
 
 /// Room that each slice has for what it sends to others in programs that span slices. Taken from the machine when used.
 const EXCHANGE_BYTES: usize = 256 << 20;
+/// This part of the machine's memory may lie free in the heaps of all workers together.
+const HEAP_SLACK_PART: u64 = 16;
+
+const _: () = assert!(MOST_SLICES as usize <= MAX_SLOTS);
 
 /// The client that a framework sees.
 pub struct Client {
@@ -72,9 +77,19 @@ impl Shared {
     pub fn start_worker(&self, label: &str, place: (u32, u64)) -> Result<Worker, Status> {
         let exchange = self.exchange.as_ref().map(|exchange| exchange.as_fd());
         let memory = process::Memory { arena: Some(self.arena.fd()), exchange, heap: None };
-        let start =
-            Start { plugin: self.config.plugin.clone(), options: self.config.inner_options(), create_client: true };
+        let start = Start {
+            plugin: self.config.plugin.clone(),
+            options: self.config.inner_options(),
+            create_client: true,
+            heap_slack: self.heap_slack(),
+        };
         Worker::start(&self.config, label, place, memory, start)
+    }
+
+    /// Bytes of freed device memory that each worker may keep, where that is host memory.
+    fn heap_slack(&self) -> u64 {
+        let workers = u64::from(self.config.slices + self.config.spares);
+        machine::memory().map_or(0, |memory| memory.total / HEAP_SLACK_PART / workers.max(1))
     }
 
     /// A number that was not given out before: buffers, programs, launches and loans are numbered alike.
@@ -119,8 +134,10 @@ impl Client {
             programs: Mutex::default(),
             config,
         });
-        let slices: Vec<_> =
-            (0..shared.config.slices).map(|index| Slice::start(index, &shared)).collect::<Result<_, _>>()?;
+        let mut slices = Vec::new();
+        for index in 0..shared.config.slices {
+            slices.push(Slice::start(index, &shared).inspect_err(|_| stop(&slices))?);
+        }
         // Set once: this is the only place that knows the slices first.
         let _ = shared.peers.set(slices.iter().map(Arc::downgrade).collect());
         let sessions: Result<Vec<_>, _> = slices.iter().map(|slice| slice.await_first()).collect();
@@ -144,7 +161,7 @@ impl Client {
             copier: Copier::default(),
             layouts: Mutex::default(),
         });
-        Spares::start(&client.shared)?;
+        Spares::start(&client.shared).inspect_err(|_| client.shut_down())?;
         super::status::register(&client);
         Ok(client)
     }

@@ -6,7 +6,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use super::buffer::unexpected;
 use super::listen;
@@ -21,6 +22,8 @@ use crate::worker::planner::clear_up_after;
 
 /// What compiled programs may take up in memory before the oldest are forgotten.
 const KEPT_BYTES: usize = 256 << 20;
+/// How long the process may take to leave when it is told to.
+const LEAVE: Duration = Duration::from_secs(5);
 
 /// All compilers of this process, by what they are started with.
 static COMPILERS: Mutex<Vec<Arc<Compiler>>> = Mutex::new(Vec::new());
@@ -40,6 +43,8 @@ struct State {
     users: usize,
     session: Option<Arc<Session>>,
     thread: Option<std::thread::JoinHandle<()>>,
+    /// By when the process has to have left; set as it is told to.
+    leave_by: Arc<OnceLock<Instant>>,
 }
 
 /// Programs that were compiled, by what they were compiled from.
@@ -147,10 +152,12 @@ impl Compiler {
             return;
         }
         let (session, thread) = (state.session.take(), state.thread.take());
+        let _ = state.leave_by.set(Instant::now() + LEAVE);
         drop(state);
         Self::all().retain(|compiler| !std::ptr::eq(&**compiler, self));
         if let Some(session) = session {
             session.send(&Command::Shutdown);
+            session.wake_listener();
         }
         if let Some(thread) = thread {
             // A panic of the thread was reported by it already.
@@ -171,8 +178,9 @@ impl Compiler {
             let _ = finished.join();
         }
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        let config = self.config.clone();
-        let run = move || run(&config, &tell);
+        let (config, leave_by) = (self.config.clone(), Arc::new(OnceLock::new()));
+        state.leave_by = leave_by.clone();
+        let run = move || run(&config, &leave_by, &tell);
         let thread = std::thread::Builder::new().name("mainstay-compiler".into()).spawn(run);
         state.thread =
             Some(thread.map_err(|error| Status::exhausted(format!("no thread for the compiler can be had: {error}")))?);
@@ -267,7 +275,11 @@ impl Job {
 }
 
 /// The life of one compiler process, on a thread of its own.
-fn run(config: &Config, tell: &std::sync::mpsc::SyncSender<Result<Arc<Session>, Status>>) {
+fn run(
+    config: &Config,
+    leave_by: &OnceLock<Instant>,
+    tell: &std::sync::mpsc::SyncSender<Result<Arc<Session>, Status>>,
+) {
     let mut running = match listen::Compiler::start(config) {
         Ok(running) => running,
         Err(error) => {
@@ -277,7 +289,7 @@ fn run(config: &Config, tell: &std::sync::mpsc::SyncSender<Result<Arc<Session>, 
     };
     let session = running.session().clone();
     let _ = tell.send(Ok(session.clone()));
-    let words = running.listen();
+    let words = running.listen(config.heartbeat_timeout, leave_by);
     session.close(Status::new(
         Code::Aborted,
         format!("the compiler process (pid {}) {words}; the next compilation starts a fresh one", session.pid),

@@ -21,12 +21,16 @@ pub struct Gate(Mutex<State>);
 struct State {
     under_way: usize,
     held: VecDeque<Command>,
+    closed: bool,
 }
 
 impl Gate {
     /// Sends a command, or holds it back.
     pub fn pass(&self, command: &Command, send: impl FnOnce(&Command)) {
         let mut state = self.state();
+        if state.closed {
+            return;
+        }
         if state.must_hold(command) {
             return state.held.push_back(command.clone());
         }
@@ -50,9 +54,11 @@ impl Gate {
         }
     }
 
-    /// Forgets what was held back for a worker that is lost.
+    /// Lets nothing through any more, and forgets what was held back: the worker is lost.
     pub fn close(&self) {
-        self.state().held.clear();
+        let mut state = self.state();
+        state.closed = true;
+        state.held.clear();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -10,7 +10,7 @@ use super::program::{Placement, Program};
 use super::session::{Inputs, Session};
 use super::spanning::Joint;
 use super::transfer::Promise;
-use super::view::HeapPlaces;
+use super::view::{HeapPlaces, View};
 use crate::abi::Status;
 use crate::wire::message::{BufferId, Command, Execute, Ids, LaunchId};
 
@@ -81,7 +81,12 @@ impl Program {
         let outputs = self.outputs_on(&parts, &devices, poison.as_ref())?;
         let consumed = self.consume(arguments, options);
         if poison.is_none() {
-            let kept = options.non_donatable.iter().chain(&consumed.viewed).copied().collect();
+            let kept = options
+                .non_donatable
+                .iter()
+                .chain(consumed.viewed.iter().map(|(parameter, _)| parameter))
+                .copied()
+                .collect();
             self.dispatch(&parts, arguments, &outputs, options, &kept);
         }
         consumed.forget(poison.is_some());
@@ -307,7 +312,7 @@ impl Program {
             for argument in arguments.iter().filter_map(|list| list.get(parameter as usize)) {
                 match argument.donate() {
                     Some(End::Free) => consumed.ended.push((parameter, argument)),
-                    Some(End::Viewed) => consumed.viewed.push(parameter),
+                    Some(End::Viewed(view)) => consumed.viewed.push((parameter, view)),
                     None => {}
                 }
             }
@@ -318,8 +323,9 @@ impl Program {
 
 /// What a launch uses up.
 struct Consumed<'a> {
-    /// Parameters with an argument that somebody looks at: the worker must leave them as they are.
-    viewed: SmallVec<[i64; 4]>,
+    /// Parameters with an argument that somebody looks at: the worker must leave them as they are. The views are kept
+    /// until the launch was sent: who looks last destroys the buffer.
+    viewed: SmallVec<[(i64, Arc<View>); 4]>,
     /// Parameters and arguments that nobody looks at.
     ended: SmallVec<[(i64, &'a Arc<Buffer>); 8]>,
 }
@@ -328,7 +334,10 @@ impl Consumed<'_> {
     /// Frees what the worker does not forget by itself: that is what it holds and donates.
     fn forget(self, poisoned: bool) {
         for (parameter, argument) in self.ended {
-            if poisoned || argument.holder.session().is_none() || self.viewed.contains(&parameter) {
+            if poisoned
+                || argument.holder.session().is_none()
+                || self.viewed.iter().any(|(viewed, _)| *viewed == parameter)
+            {
                 argument.forget();
             }
         }

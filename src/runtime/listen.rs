@@ -2,15 +2,16 @@
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
 use super::process::{Memory, Process};
+use super::pulse::{Pulse, Sign};
 use super::session::Session;
 use super::view::Heap;
-use crate::abi::{Code, Status};
+use crate::abi::{Code, Status, harmless};
 use crate::config::Config;
 use crate::slice::Exit;
 use crate::wire::connection::{ClientEnd, ConnectionError, Listener, Wait};
@@ -122,7 +123,7 @@ impl Compiler {
     /// # Errors
     /// What it says is wrong, or how it failed to say anything. Nothing is left running then.
     pub fn start(config: &Config) -> Result<Self, Status> {
-        let start = Start { plugin: config.plugin.clone(), options: Vec::new(), create_client: false };
+        let start = Start { plugin: config.plugin.clone(), options: Vec::new(), create_client: false, heap_slack: 0 };
         let mut compiler = Self(Worker::start(config, "compiler", (0, 0), Memory::default(), start)?);
         let until = Instant::now() + config.start_timeout;
         let mut answer = None;
@@ -152,10 +153,27 @@ impl Compiler {
     }
 
     /// Takes in reports until the process is gone, or given up; returns what happened to it, in words.
-    pub fn listen(&mut self) -> String {
+    ///
+    /// It is given up where it gives no sign of life for `silence`, and at the time that `leave_by` names, once it does.
+    pub fn listen(&mut self, silence: Option<Duration>, leave_by: &OnceLock<Instant>) -> String {
+        let mut pulse = silence.map(|bound| Pulse::new(bound, self.0.pulse(), Instant::now()));
+        let mut alive = Instant::now();
         loop {
-            if let Err(error) = self.0.wait(None, |session, report| session.take_in(report)) {
+            let left = leave_by.get().map(|at| at.saturating_duration_since(Instant::now()));
+            let timeout = left.into_iter().chain(pulse.as_ref().map(Pulse::interval)).min();
+            if let Err(error) = self.0.wait(timeout, |session, report| session.take_in(report)) {
                 return self.ending(&error);
+            }
+            let now = Instant::now();
+            if leave_by.get().is_some_and(|at| *at <= now) {
+                return self.given_up("did not leave when told to");
+            }
+            let count = self.0.pulse();
+            if pulse.as_mut().is_none_or(|pulse| pulse.look(count, now) != Sign::None) {
+                alive = now;
+            }
+            if let Some(bound) = silence.filter(|bound| now - alive > *bound) {
+                return self.given_up(&format!("gave no sign of life for {bound:?} (heartbeat_timeout)"));
             }
         }
     }
@@ -163,14 +181,18 @@ impl Compiler {
     /// In words that follow "the compiler process": how it ended. It has ended afterwards.
     fn ending(&mut self, error: &ConnectionError) -> String {
         let by_itself = matches!(error, ConnectionError::Closed).then(|| self.0.exit(EXIT_GRACE)).flatten();
-        let what = match by_itself {
-            Some(Exit::Signal(signal)) => format!("was killed by signal {signal}"),
-            Some(Exit::Code(code)) => format!("left with exit code {code}"),
-            None => format!("was given up: {error}"),
-        };
+        match by_itself {
+            Some(Exit::Signal(signal)) => self.given_up(&format!("was killed by signal {signal}")),
+            Some(Exit::Code(code)) => self.given_up(&format!("left with exit code {code}")),
+            None => self.given_up(&format!("was given up: {error}")),
+        }
+    }
+
+    /// Ends the process, and adds what it said last.
+    fn given_up(&mut self, what: &str) -> String {
         self.0.kill();
         let words = self.0.last_words();
-        if words.is_empty() { what } else { format!("{what}; its last words: {}", harmless(&words)) }
+        if words.is_empty() { what.to_owned() } else { format!("{what}; its last words: {}", harmless(&words)) }
     }
 
     /// The process is gone: nothing of it touches anything any more.
@@ -178,23 +200,5 @@ impl Compiler {
         if self.0.kill().is_some() {
             self.0.session.reaped();
         }
-    }
-}
-
-/// Foreign words in our errors must not contain the names that elastic libraries take for a lost slice.
-pub fn harmless(words: &str) -> String {
-    ["DATA_LOSS", "INTERNAL", "NOT_FOUND", "DEADLINE_EXCEEDED"]
-        .iter()
-        .fold(words.to_owned(), |words, name| words.replace(name, &name.to_lowercase().replace('_', " ")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::harmless;
-
-    #[test]
-    fn quoted_words_do_not_look_like_a_lost_slice() {
-        let words = harmless("INTERNAL: Check failed; NOT_FOUND: x");
-        assert!(!words.contains("INTERNAL") && !words.contains("NOT_FOUND"), "{words}");
     }
 }

@@ -1,7 +1,7 @@
 //! A worker's process as its parent sees it: starting it, hearing its output, knowing how it ended, ending it.
 
 use std::collections::VecDeque;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -226,7 +226,8 @@ impl Output {
         let line = String::from_utf8_lossy(&self.partial).into_owned();
         self.partial.clear();
         if self.echo {
-            eprintln!("[{}] {line}", self.label);
+            // Nobody may be reading: that is no reason to fail.
+            let _ = writeln!(std::io::stderr(), "[{}] {line}", self.label);
         }
         if self.lines.len() == self.keep {
             self.lines.pop_front();

@@ -86,7 +86,7 @@ impl Program {
     pub fn await_loaded(&self) {
         for slice in self.slices() {
             // Answered in its turn; what the answer is doesn't matter.
-            let _ = self.client.session(slice).query(Query::PluginAttributes);
+            let _ = self.client.session(slice).query(Query::Ping);
         }
     }
 
@@ -134,7 +134,8 @@ impl Program {
     /// Sends the program to a worker that does not have it yet.
     pub fn ensure_loaded(&self, session: &Session) {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if note(&mut loaded, session.slice, session.incarnation) {
+        // A program that is deleted is loaded no more: nobody would unload it.
+        if !self.is_deleted() && note(&mut loaded, session.slice, session.incarnation) {
             // Sent under the lock: whoever finds the program loaded must come after this in the worker's queue.
             self.announce(session);
             self.load(session, session.slice);
@@ -188,6 +189,7 @@ impl Program {
         if self.deleted.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.client.forget_program(self.id);
         let loaded = std::mem::take(&mut *self.loaded.lock().unwrap_or_else(PoisonError::into_inner));
         for (slice, incarnation) in loaded {
             let session = self.client.session(slice);
@@ -214,7 +216,8 @@ impl Program {
 /// Takes down who has a program; whether that is new.
 fn note(loaded: &mut SmallVec<[(u32, u64); 2]>, slice: u32, incarnation: u64) -> bool {
     match loaded.iter_mut().find(|(known, _)| *known == slice) {
-        Some((_, known)) => std::mem::replace(known, incarnation) != incarnation,
+        // One that is older than what is known is of a session that is lost.
+        Some((_, known)) => incarnation > std::mem::replace(known, incarnation.max(*known)),
         None => {
             loaded.push((slice, incarnation));
             true
@@ -236,6 +239,5 @@ fn outputs(info: &ExecutableInfo) -> Vec<Shape> {
 impl Drop for Program {
     fn drop(&mut self) {
         self.delete();
-        self.client.forget_program(self.id);
     }
 }

@@ -3,6 +3,7 @@
 //! Buffers, launches and requests belong to a session. When its worker is lost the session is closed once, with
 //! the first cause; everything pending fails with it, and whatever is asked of the session later gets it too.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
@@ -13,7 +14,7 @@ use super::gate::Gate;
 use super::view::{Heap, HeapPlaces};
 use crate::abi::Status;
 use crate::wire::arena::Block;
-use crate::wire::connection::{ClientEnd, Wake};
+use crate::wire::connection::{ClientEnd, ConnectionError, Wake};
 use crate::wire::ids::IdMap;
 use crate::wire::message::{
     BufferId, ClientDescription, Command, Extent, FEW_BYTES, Ids, LaunchId, LoanId, Query, Reply, Report, RequestId,
@@ -129,7 +130,7 @@ impl Session {
 
     /// Sends a command; what is sent to a lost worker is dropped, for its effects are lost in any case.
     pub fn send(&self, command: &Command) {
-        self.gate.pass(command, |command| self.send_now(command));
+        self.pass(command, Wake::Now);
     }
 
     /// Sends what must not wait behind commands. A cause with many words is shortened.
@@ -145,19 +146,34 @@ impl Session {
     /// Lets the worker forget a buffer. A sleeping worker is not woken for a few bytes.
     pub fn destroy(&self, buffer: BufferId, bytes: u64) {
         let wake = if bytes <= FEW_BYTES { Wake::Later } else { Wake::Now };
-        let command = Command::Destroy { buffers: Ids::from_slice(&[buffer]) };
-        self.gate.pass(&command, |command| self.send_and(command, wake));
+        self.pass(&Command::Destroy { buffers: Ids::from_slice(&[buffer]) }, wake);
     }
 
-    fn send_now(&self, command: &Command) {
-        self.send_and(command, Wake::Now);
+    fn pass(&self, command: &Command, wake: Wake) {
+        let mut refused = None;
+        self.gate.pass(command, |command| refused = self.send_and(command, wake));
+        if let Some(why) = refused {
+            self.refuse(command, &why);
+        }
     }
 
-    fn send_and(&self, command: &Command, wake: Wake) {
+    /// Sends it now; why not, if it can never be sent.
+    fn send_and(&self, command: &Command, wake: Wake) -> Option<String> {
         let sender = self.sender.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(sender) = &*sender {
-            // A closed connection is noticed by the listener, which closes the session.
-            let _ = sender.send_and(command, wake);
+        match sender.as_ref()?.send_and(command, wake) {
+            Err(ConnectionError::Unsendable(why)) => Some(why),
+            // A closed or broken connection is noticed by the listener, which closes the session.
+            Ok(()) | Err(_) => None,
+        }
+    }
+
+    /// A command that can't be sent: whoever waits for its answer gets that for one. Called outside the gate's lock.
+    fn refuse(&self, command: &Command, why: &str) {
+        let status = Status::exhausted(format!("what a worker is to be told is too large: {why}"));
+        tracing::warn!(slice = self.slice, %status, "a command can't be sent");
+        let answer = command.request().and_then(|request| self.pending().requests.remove(&request));
+        if let Some(answer) = answer {
+            answer(Err(status));
         }
     }
 
@@ -208,8 +224,10 @@ impl Session {
 
     /// Lends a block to the worker until it says it no longer uses it, or is dead and reaped.
     pub fn lend(&self, loan: LoanId, block: Arc<Block>) {
-        // A closed session sends nothing any more, so the block is free at once.
-        let _ = self.register(|pending| drop(pending.loans.insert(loan, block)));
+        let mut block = Some(block);
+        let _ = self.register(|pending| drop(block.take().map(|block| pending.loans.insert(loan, block))));
+        // Closed: nothing is sent from now on, but the lost worker may have been told of the block by someone before.
+        block.into_iter().for_each(|block| self.keep_until_reaped(block));
     }
 
     /// Sends a request made with a fresh id; `answer` runs once, with the reply or with the loss.
@@ -269,7 +287,12 @@ impl Session {
                     done.set(result);
                 }
                 if is_over {
-                    self.gate.launch_is_over(|command| self.send_now(command));
+                    let refused = RefCell::new(Vec::new());
+                    self.gate.launch_is_over(|command| {
+                        let why = self.send_and(command, Wake::Now);
+                        refused.borrow_mut().extend(why.map(|why| (command.clone(), why)));
+                    });
+                    refused.into_inner().iter().for_each(|(command, why)| self.refuse(command, why));
                 }
             }
             Report::Returned { loan } => drop(self.take_loan(loan)),
@@ -299,6 +322,9 @@ impl Session {
     /// The connection goes. Blocks that the worker may still touch are kept until [`Session::reaped`].
     pub fn close(&self, loss: Status) {
         let _ = self.lost.set(loss);
+        // First: nothing that is registered from now on is sent.
+        *self.sender.write().unwrap_or_else(PoisonError::into_inner) = None;
+        self.gate.close();
         let taken = {
             let mut pending = self.pending();
             let taken = std::mem::take(&mut *pending);
@@ -306,8 +332,6 @@ impl Session {
             taken
         };
         taken.loans.into_values().for_each(|block| self.keep_until_reaped(block));
-        *self.sender.write().unwrap_or_else(PoisonError::into_inner) = None;
-        self.gate.close();
         let loss = self.loss();
         let launches = taken.launches.into_values().flat_map(|launch| launch.devices).flatten().map(|(done, _)| done);
         for event in taken.ready.into_values().chain(launches) {

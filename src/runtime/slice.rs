@@ -3,6 +3,7 @@
 //! The machine ([`crate::slice`]) decides; this thread starts processes, listens, kills and reaps. Nobody else does.
 
 use std::collections::{HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use super::listen::Worker;
 use super::notice;
 use super::pulse::{Pulse, Sign};
 use super::session::Session;
-use crate::abi::Status;
+use crate::abi::{Code, Status};
 use crate::slice::{Action, Event, Incarnation, Loss, LossCause, Order, Rest, Slice as Machine, State};
 use crate::wire::connection::ConnectionError;
 use crate::wire::message::{Command, ExecutableId, Report, Urgent};
@@ -28,6 +29,8 @@ pub struct Slice {
     state: Mutex<Known>,
     changed: Condvar,
     current: RwLock<Option<Arc<Session>>>,
+    /// The session that the thread listens to: the current one, or one that is starting.
+    listened_to: Mutex<Option<Arc<Session>>>,
     /// The inner ids of the slice's devices, the same for every incarnation.
     device_ids: OnceLock<Vec<i32>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -54,6 +57,7 @@ impl Slice {
             state: Mutex::new(Known { machine, orders: vec![Order::Resume], first: None }),
             changed: Condvar::new(),
             current: RwLock::new(None),
+            listened_to: Mutex::default(),
             device_ids: OnceLock::new(),
             thread: Mutex::new(None),
         });
@@ -65,7 +69,7 @@ impl Slice {
             to_do: VecDeque::new(),
             told: None,
         };
-        let thread = std::thread::Builder::new().name(format!("mainstay-{index}")).spawn(move || keeper.run());
+        let thread = std::thread::Builder::new().name(format!("mainstay-{index}")).spawn(move || keeper.keep());
         let thread =
             thread.map_err(|error| Status::exhausted(format!("no thread for slice {index} can be had: {error}")))?;
         *slice.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -124,7 +128,8 @@ impl Slice {
     pub fn begin_stop(&self) {
         self.known().orders.push(Order::Stop(Rest::Closed));
         self.changed.notify_all();
-        if let Some(session) = self.current_if_any() {
+        let listened_to = self.listened_to.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(session) = listened_to {
             session.wake_listener();
         }
     }
@@ -157,7 +162,33 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn run(mut self) {
+    /// Keeps the slice until it is closed.
+    fn keep(mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
+            self.give_up();
+        }
+    }
+
+    /// After a panic of this thread: nobody waits for what it would have brought.
+    fn give_up(&mut self) {
+        let why = format!(
+            "slice {} lost its worker: its thread in Mainstay panicked, which is a bug (stderr says where). The slice stays down",
+            self.slice.index
+        );
+        let loss = Status::new(Code::DataLoss, why);
+        let sessions = self.worker.iter().map(|worker| worker.session().clone()).chain(self.slice.current_if_any());
+        sessions.for_each(|session| session.close(loss.clone()));
+        {
+            let mut known = self.slice.known();
+            known.machine.order(Order::Stop(Rest::Closed), Instant::now());
+            known.first.get_or_insert(Err(loss));
+        }
+        self.kill();
+        self.reclaim();
+        self.slice.changed.notify_all();
+    }
+
+    fn run(&mut self) {
         loop {
             let orders = std::mem::take(&mut self.slice.known().orders);
             for order in orders {
@@ -308,6 +339,7 @@ impl Keeper {
                 let bound = self.slice.shared.config.heartbeat_timeout;
                 self.pulse = bound.map(|bound| Pulse::new(bound, worker.pulse(), Instant::now()));
                 self.worker = Some(worker);
+                *self.slice.listened_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.clone());
                 let mut events = vec![Event::Spawned(session.pid)];
                 if is_up {
                     let published = self.publish(&session);

@@ -216,7 +216,7 @@ impl Client {
         buffer
     }
 
-    /// The same bytes seen as another type and shape.
+    /// The same bytes seen as another type and shape. Takes the source over, as if it were donated.
     pub fn bitcast(
         self: &Arc<Self>,
         source: &Arc<Buffer>,
@@ -235,11 +235,14 @@ impl Client {
             Holder::Worker(session, id) if source.give_away() => {
                 let (buffer, new) = self.expected(session, source.place(), shape);
                 session.send(&Command::Bitcast { source: *id, buffer: new, spec: buffer.spec() });
+                // The worker has forgotten it with that.
+                let _ = source.donate();
                 Ok(buffer)
             }
             Holder::Arena(_) | Holder::Worker(..) if bytes == from => {
                 let (buffer, promise) = self.declare(source.place(), shape);
                 self.fulfil_from(&promise, source);
+                source.delete();
                 Ok(buffer)
             }
             Holder::Arena(_) | Holder::Worker(..) | Holder::Nobody => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Incarnation;
-use crate::abi::{Code, Status};
+use crate::abi::{Code, Status, harmless};
 
 /// Of a worker's last output, so many bytes go into the message.
 const OUTPUT_IN_MESSAGE: usize = 2000;
@@ -123,7 +123,7 @@ impl Loss {
             self.slice,
             self.what_happened(),
             executable.display(),
-            Output(&self.stderr_tail)
+            harmless(&Output(&self.stderr_tail).to_string())
         ))
     }
 

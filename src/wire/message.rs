@@ -304,6 +304,20 @@ pub enum Urgent {
     },
 }
 
+impl Command {
+    /// The request that it is, where it is one.
+    pub fn request(&self) -> Option<RequestId> {
+        match self {
+            Self::Download { request, .. }
+            | Self::ReadRaw { request, .. }
+            | Self::Compile { request, .. }
+            | Self::CompileSpanning { request, .. }
+            | Self::Ask { request, .. } => Some(*request),
+            _ => None,
+        }
+    }
+}
+
 /// How a worker misbehaves when told to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Misbehaviour {
@@ -326,6 +340,8 @@ pub struct Start {
     pub options: Vec<NamedValue>,
     /// Whether to create a client now (workers), or only to load the plugin (compiler).
     pub create_client: bool,
+    /// How many bytes of its heap may lie free and keep their memory (see `worker::heap`).
+    pub heap_slack: u64,
 }
 
 /// One launch of a program over the slice's devices that it is loaded for.

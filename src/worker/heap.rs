@@ -22,9 +22,6 @@ use crate::wire::shm::{self, Mapping, PAGE};
 pub const ALIGNMENT: usize = 64;
 /// Free blocks of at least this many bytes are given back to the machine, once many bytes lie free.
 const WORTHWHILE: u64 = 1 << 20;
-/// At most this part of the machine's memory lies free and touched.
-const SLACK_PART: u64 = 16;
-
 /// The process's shared heap, once [`start`] was called.
 static HEAP: OnceLock<Heap> = OnceLock::new();
 /// Address and length of the heap's mapping: looked at by every `free` of the process, also before [`start`].
@@ -48,16 +45,17 @@ struct State {
     left: bool,
 }
 
-/// From now on aligned blocks come from this memfd. Call once, at the start of a worker.
+/// From now on aligned blocks come from this memfd. Call once, at the start of a worker. Of large blocks that are freed,
+/// `slack` bytes keep their memory.
 ///
 /// # Errors
 /// The kernel's refusal to map it; then nothing changes.
-pub fn start(fd: OwnedFd) -> std::io::Result<()> {
+pub fn start(fd: OwnedFd, slack: u64) -> std::io::Result<()> {
     let mapping = Mapping::new(fd.as_fd())?;
     mapping.prefer_huge_pages();
     let (len, address) = (mapping.len(), mapping.address());
     let state = State { space: FreeSpace::new(len as u64), blocks: HashMap::default(), touched: 0, left: false };
-    let heap = Heap { fd, mapping, slack: len as u64 / SLACK_PART, state: Mutex::new(state) };
+    let heap = Heap { fd, mapping, slack, state: Mutex::new(state) };
     if HEAP.set(heap).is_ok() {
         START.store(address, Ordering::Release);
         LEN.store(len, Ordering::Release);

@@ -79,8 +79,8 @@ impl Session {
     }
 
     /// From now on buffers come from the heap: the plugin computes in host memory.
-    fn start_heap(&mut self) {
-        if let Some(Err(error)) = self.heap.take().map(heap::start) {
+    fn start_heap(&mut self, slack: u64) {
+        if let Some(Err(error)) = self.heap.take().map(|heap| heap::start(heap, slack)) {
             tracing::warn!(%error, "the client can't read device memory in place");
         }
     }
@@ -91,7 +91,7 @@ impl Session {
         let result = result.and_then(|host| {
             let description = host.describe()?;
             if description.as_ref().is_some_and(|client| client.platform_name.eq_ignore_ascii_case("cpu")) {
-                self.start_heap();
+                self.start_heap(start.heap_slack);
             }
             self.host = Some(host);
             Ok(description)

@@ -49,7 +49,7 @@ def test_mainstay_itself_as_the_inner_plugin() -> None:
     assert "libmainstay.so" in refusal(MAINSTAY_PLUGIN=str(LIBRARY))
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1000000", "1.5", ""])
+@pytest.mark.parametrize("value", ["0", "-1", "two", "33", "1000000", "1.5", ""])
 def test_slices_that_make_no_sense(value: str) -> None:
     text = refusal(MAINSTAY_SLICES=value)
     assert "slices" in text.lower()

@@ -266,6 +266,43 @@ def test_e_the_compiler_dies_during_a_compile() -> None:
     equal(jax.jit(lambda y: y + 3)(x), 4)
 
 
+@jax_process(env={"MAINSTAY_HEARTBEAT_TIMEOUT": "1s"})
+def test_e_a_stopped_compiler_is_given_up() -> None:
+    """A compiler that gives no sign of life is an error of the compile that waits for it; the next one works."""
+    import os
+    import signal
+
+    import jax
+    import numpy as np
+    import pytest
+
+    from probe import compilers, equal, wait_for
+
+    equal(jax.jit(lambda y: y + 1)(np.float32(1)), 2)
+    wait_for(lambda: len(compilers()) == 1, "the compiler process")
+    (compiler,) = compilers()
+    os.kill(compiler, signal.SIGSTOP)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"compiler process .* no sign of life"):
+        jax.jit(lambda y: y + 2)(np.float32(1))
+    equal(jax.jit(lambda y: y + 3)(np.float32(1)), 4)
+
+
+@jax_process(env={"MAINSTAY_HEARTBEAT_TIMEOUT": "off"})
+def test_e_a_stopped_compiler_does_not_keep_its_client() -> None:
+    """A program ends, and leaves no process, though its compiler can't be told to."""
+    import os
+    import signal
+
+    import jax
+    import numpy as np
+
+    from probe import compilers, equal, wait_for
+
+    equal(jax.jit(lambda y: y + 1)(np.float32(1)), 2)
+    wait_for(lambda: len(compilers()) == 1, "the compiler process")
+    os.kill(*compilers(), signal.SIGSTOP)
+
+
 @jax_process(slices=2)
 def test_f_while_other_threads_wait() -> None:
     """Every thread that waits gets the error at once; one that waits for the other slice gets its value."""

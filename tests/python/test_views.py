@@ -89,3 +89,33 @@ def test_values_that_are_wanted_before_they_are_there() -> None:
         result = add_one(uploaded, busy)
         result.copy_to_host_async()
         np.testing.assert_array_equal(np.asarray(result), np.arange(1000) + 1)
+
+
+@jax_process(slices=1, devices=1)
+def test_a_view_that_goes_while_its_array_is_donated() -> None:
+    """A launch that uses an array up is not overtaken by the end of the last view of it."""
+    import threading
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    make = jax.jit(lambda value: jnp.full(1024, value, jnp.float32))
+    add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
+    results = []
+    for value in range(1000):
+        array = make(np.float32(value))
+        views = [np.asarray(array)]
+        begin = threading.Barrier(2)
+
+        def let_go(views: list[np.ndarray] = views, begin: threading.Barrier = begin) -> None:
+            begin.wait(60)
+            views.clear()
+
+        thread = threading.Thread(target=let_go)
+        thread.start()
+        begin.wait(60)
+        results.append(add_one(array))
+        thread.join()
+    for value, result in enumerate(results):
+        assert (np.asarray(result) == value + 1).all(), value

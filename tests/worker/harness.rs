@@ -75,7 +75,7 @@ impl Worker {
 
     /// A worker with a client of `devices` CPU devices.
     pub fn start(plugin: &Path, devices: i64) -> Self {
-        let start = Start { plugin: plugin.into(), options: cpu_options(devices), create_client: true };
+        let start = Start { plugin: plugin.into(), options: cpu_options(devices), create_client: true, heap_slack: 0 };
         let mut worker = Self::spawn(start);
         worker.description = worker.started().unwrap().map(|description| *description);
         worker
@@ -83,7 +83,8 @@ impl Worker {
 
     /// A process to compile with.
     pub fn start_compiler(plugin: &Path) -> Self {
-        let mut worker = Self::spawn(Start { plugin: plugin.into(), options: Vec::new(), create_client: false });
+        let mut worker =
+            Self::spawn(Start { plugin: plugin.into(), options: Vec::new(), create_client: false, heap_slack: 0 });
         assert_eq!(worker.started().unwrap(), None);
         worker
     }

@@ -51,7 +51,7 @@ fn a_worker_that_is_told_to_leaves() {
 
 /// The error of a start with this plugin.
 fn failed_start(plugin: &str) -> mainstay::abi::Status {
-    let start = Start { plugin: plugin.into(), options: cpu_options(1), create_client: true };
+    let start = Start { plugin: plugin.into(), options: cpu_options(1), create_client: true, heap_slack: 0 };
     let mut worker = Worker::spawn(start);
     let status = worker.started().unwrap_err();
     assert!(status.message.contains(plugin), "{status}");
@@ -80,7 +80,7 @@ fn a_library_that_is_no_plugin_is_named() {
 fn a_create_option_that_the_plugin_refuses_is_its_error() {
     let mut options = cpu_options(1);
     options[0].value = mainstay::wire::message::Value::String("many".into());
-    let mut worker = Worker::spawn(Start { plugin: default_plugin(), options, create_client: true });
+    let mut worker = Worker::spawn(Start { plugin: default_plugin(), options, create_client: true, heap_slack: 0 });
     assert_eq!(worker.started().unwrap_err().code, Code::InvalidArgument);
 }
 
@@ -151,7 +151,8 @@ fn victim() {
 
 #[test]
 fn commands_after_a_failed_start_are_harmless() {
-    let start = Start { plugin: "/nonexistent/plugin.so".into(), options: Vec::new(), create_client: true };
+    let start =
+        Start { plugin: "/nonexistent/plugin.so".into(), options: Vec::new(), create_client: true, heap_slack: 0 };
     let mut worker = Worker::spawn(start);
     worker.send(Command::Ask { request: 1, query: Query::Ping });
     assert!(worker.started().is_err());

@@ -68,6 +68,8 @@ impl ClientEnd {
             outgoing.check()?;
             if let Err(error) = outgoing.send(bytes) {
                 outgoing.end(error.clone());
+                // The listener is to learn of it: the worker may go on living and say nothing.
+                notify(&self.link.client);
                 return Err(error);
             }
             Ok(outgoing.producer.must_wake_consumer(wake))
@@ -142,8 +144,12 @@ impl ClientEnd {
     /// Sends what waits, as far as there is room.
     fn flush(&self) -> Result<(), ConnectionError> {
         let mut outgoing = self.lock();
-        if outgoing.end.is_some() || outgoing.overflow.is_empty() {
-            return Ok(());
+        match &outgoing.end {
+            // What was said before the end is still to be read.
+            Some(ConnectionError::Closed) => return Ok(()),
+            Some(error) => return Err(error.clone()),
+            None if outgoing.overflow.is_empty() => return Ok(()),
+            None => {}
         }
         outgoing.flush()?;
         let wake = outgoing.producer.must_wake_consumer(Wake::Now);

@@ -36,6 +36,7 @@ mod reduce;
 
 pub use exchange::{Buffer, Call, Exchange, Program};
 pub use shared::{Shared, create_region};
+pub use transport::MAX_SLOTS;
 
 #[cfg(test)]
 mod tests;

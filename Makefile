@@ -13,7 +13,7 @@ PYTHON_SOURCES := python benches examples scripts tests/python
 TESTS ?= tests/python
 ARGS ?=
 
-.PHONY: help setup build demo test test-rust test-python bench lint fmt clean
+.PHONY: help setup build demo test test-rust test-python soak bench lint fmt clean
 
 help: ## say what there is
 	@echo "Mainstay: a PJRT plugin that outlives the hardware under it. Targets:"
@@ -26,8 +26,8 @@ build: setup ## build libmainstay.so and the mainstay executable into target/rel
 	@echo "build: libmainstay.so and mainstay"
 	$(CARGO) build --locked --release
 
-demo: build ## train through the plugin, kill a slice's worker, watch it recover
-	@$(VENV)/python examples/digits.py $(ARGS)
+demo: build ## elastic training: kill a slice's worker, watch it go on; draws build/demo.png
+	@$(VENV)/python examples/demo.py $(ARGS)
 
 test: ## everything: formatting, lints, Rust tests, Python tests
 	@$(MAKE) lint
@@ -44,6 +44,11 @@ test-python: build ## the Python tests; narrow them with TESTS=tests/python/test
 	@echo "test: Python"
 	$(VENV)/python -m pytest $(TESTS) $(ARGS)
 
+soak: build ## elastic training under random faults; longer with ARGS="--faults 1000"
+	@export MAINSTAY_PLUGIN="$$($(VENV)/python scripts/plugins.py default)"
+	export PYTHONPATH=$(CURDIR)/examples
+	$(VENV)/python tests/python/soak.py $(ARGS)
+
 bench: build ## compare with the raw plugin
 	@$(VENV)/python benches/run.py $(ARGS)
 
@@ -51,14 +56,14 @@ lint: setup ## rustfmt, clippy, ruff, mypy
 	@echo "lint: rustfmt, clippy, ruff, mypy"
 	cargo fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
-	$(VENV)/ruff format --config python/pyproject.toml --check --quiet $(PYTHON_SOURCES)
-	$(VENV)/ruff check --config python/pyproject.toml --quiet $(PYTHON_SOURCES)
-	$(VENV)/mypy --config-file python/pyproject.toml python/mainstay benches examples scripts
+	$(VENV)/ruff format --check --quiet $(PYTHON_SOURCES)
+	$(VENV)/ruff check --quiet $(PYTHON_SOURCES)
+	$(VENV)/mypy python/mainstay benches examples scripts tests/python/soak.py
 
 fmt: setup ## format all code
 	@cargo fmt
-	$(VENV)/ruff format --config python/pyproject.toml $(PYTHON_SOURCES)
-	$(VENV)/ruff check --config python/pyproject.toml --fix $(PYTHON_SOURCES)
+	$(VENV)/ruff format $(PYTHON_SOURCES)
+	$(VENV)/ruff check --fix $(PYTHON_SOURCES)
 
 clean: ## remove what was built and installed here
 	cargo clean

@@ -36,7 +36,7 @@ find_python() {
 }
 
 check_rust() {
-    command -v cargo >/dev/null || fail "cargo is not there; install a Rust toolchain (1.85 or newer) first"
+    command -v cargo >/dev/null || fail "cargo is not there; install a Rust toolchain (1.88 or newer) first"
     cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
         say "rustfmt or clippy is not there, which make test needs; add them with: rustup component add rustfmt clippy"
 }
@@ -78,8 +78,8 @@ make_venv() {
 # The project's own package, editable, so that it finds the library that cargo builds in this checkout.
 install_own_package() {
     say "installing the mainstay package into .venv"
-    pip_install --quiet --no-build-isolation --editable python
-    cp python/pyproject.toml .venv/mainstay.key
+    pip_install --quiet --no-build-isolation --editable .
+    cp pyproject.toml .venv/mainstay.key
 }
 
 pip_install() {
@@ -91,7 +91,7 @@ check_c
 if ! .venv/bin/python -c '' 2>/dev/null || [ "$(packages_key)" != "$(cat .venv/packages.key 2>/dev/null)" ]; then
     make_venv
 fi
-if ! cmp -s python/pyproject.toml .venv/mainstay.key; then
+if ! cmp -s pyproject.toml .venv/mainstay.key; then
     install_own_package
     say "done"
 fi

@@ -1,6 +1,7 @@
-"""Where the shared libraries are: Mainstay's own and the real plugin that it wraps."""
+"""Where the files are that are no Python: Mainstay's library and executable, and the real plugin that it wraps."""
 
 import os
+import sys
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -11,8 +12,8 @@ _CPU_PLUGIN = ("lammps-jax-pjrt-cpu", "pjrt_c_api_cpu_plugin.so")
 def library() -> Path | None:
     """The path of libmainstay.so, or None where there is none.
 
-    Looked for where `MAINSTAY_LIBRARY` says, beside this package, and, in a checkout of the project, in
-    `target/release`. A `MAINSTAY_LIBRARY` that names no file is an error: FileNotFoundError.
+    Looked for where `MAINSTAY_LIBRARY` says, in this package, where a wheel brings it, and, in a checkout of the
+    project, in `target/release`. A `MAINSTAY_LIBRARY` that names no file is an error: FileNotFoundError.
     """
     if named := os.environ.get("MAINSTAY_LIBRARY"):
         path = Path(named)
@@ -25,6 +26,15 @@ def library() -> Path | None:
         if (path := directory / _LIBRARY).is_file():
             return path
     return None
+
+
+def run_executable() -> None:
+    """The command `mainstay` that `pip install` puts on the path: becomes the executable beside the library."""
+    found = library()
+    executable = found and found.with_name("mainstay")
+    if not executable or not executable.is_file():
+        sys.exit(f"mainstay: the executable is not beside {_LIBRARY} ({found}); build it (cargo build --release)")
+    os.execv(executable, sys.argv)
 
 
 def cpu_plugin() -> Path | None:

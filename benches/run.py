@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import recovery
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 OPERATIONS = CHECKOUT / "benches" / "operations.py"
 LIBRARY = CHECKOUT / "target" / "release" / "libmainstay.so"
@@ -126,6 +128,8 @@ def main() -> None:
             spanning: dict[str, object] = {"plugin": str(plugin), "slices": slices, "devices_per_slice": 8 // slices}
             ours = environment(f"mainstay{slices}", LIBRARY, spanning, folder)
             compare(Bench(eight, "spanning"), Bench(ours, "spanning"), arguments.only, arguments.rounds)
+    if arguments.only in "recovery":
+        recovery.show(arguments.rounds)
     print(f"\n{arguments.rounds} rounds in {time.perf_counter() - begin:.0f} s on {os.cpu_count()} cores")
 
 

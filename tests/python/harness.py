@@ -70,7 +70,7 @@ class Setup:
             "MAINSTAY_PLUGIN": self.plugin or plugin_paths()[0],
             "MAINSTAY_SLICES": str(self.slices),
             "MAINSTAY_DEVICES_PER_SLICE": str(self.devices),
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(CHECKOUT / "python")]),
+            "PYTHONPATH": os.pathsep.join(str(path) for path in (HERE, CHECKOUT / "python", CHECKOUT / "examples")),
             "PYTHONFAULTHANDLER": "1",
             "TMPDIR": str(home),
             "XDG_RUNTIME_DIR": str(home),

@@ -1,4 +1,4 @@
-"""Elastic training: the manager, the retrying decorator, notices, spares, hangs, faults. Kills are real."""
+"""Elastic training in parts: the manager, the retrying decorator, notices, spares, hangs, faults. Kills are real."""
 
 import subprocess
 import sys
@@ -7,45 +7,6 @@ from harness import EXECUTABLE, RESTLESS, Setup, check, jax_process, run
 
 # Bounds that are short, and long enough for a busy machine.
 IMPATIENT = {"MAINSTAY_HEARTBEAT_TIMEOUT": "1s", "MAINSTAY_PROGRESS_TIMEOUT": "3s", **RESTLESS}
-
-
-@jax_process(slices=3, timeout=240, env=RESTLESS)
-def test_the_loop_goes_on_with_fewer_slices_and_takes_them_back() -> None:
-    """The guide's loop over a loss and a return; the final state is that of the same changes without any loss."""
-    import jax
-    import numpy as np
-
-    import mainstay
-    from elastic_loop import changing_by_plan, train
-    from mainstay import elastic, fault
-    from probe import wait_for
-
-    elastic.initialize()
-    manager = elastic.Manager(
-        devices=jax.devices(),
-        snapshot_period=4,
-        snapshot_buffer_size=1,
-        reshard_check_period=2,
-        max_elastic_down_event_count=10,
-        max_reshard_retry_count=3,
-    )
-    fault.kill(1, at_step=10)
-
-    def at_step(step: int) -> None:
-        # The replacement is taken in at a step of its own choice: not before, and not missed.
-        if step == 20 and manager.good_slice_count < 3:
-            wait_for(lambda: bool(manager.available_inactive_slices), "the replacement")
-
-    state, changes = train(30, manager, at_step)
-    assert [one.incarnation for one in mainstay.slices()] == [1, 2, 1]
-    assert changes, "the loss was not noticed"
-    assert changes[-1][1] == (0, 1, 2), changes
-    assert manager.elastic_down_event_count == 1
-    manager.close()
-
-    expected = changing_by_plan(30, changes)
-    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 @jax_process(slices=2)

@@ -4,8 +4,12 @@
 //! [`session::Session`], the life of one worker; buffers hold the session that has their value.
 //!
 //! Lock order: none of the locks here is taken while another one is held, with these exceptions, outer lock first:
-//! a program's `loaded`, a buffer's `view`, the client's `spanning_order` or the spares' `state`, then a session's `gate`,
-//! `sender` or `pending`; a session's `gate`, then its `sender`. Callbacks run outside every lock.
+//! - a program's `loaded`, a buffer's `view`, the client's `spanning_order` or the spares' `state`, then a session's `gate`,
+//!   `sender`, `pending` or `heap`; a session's `gate`, then its `sender`;
+//! - a buffer's `view`, then the heap's list of views;
+//! - the list of compilers, then a compiler's `state`.
+//!
+//! Callbacks run outside every lock of these.
 
 pub mod buffer;
 pub mod callbacks;

@@ -116,4 +116,5 @@ def with_retry() -> None:
 
 
 if __name__ == "__main__":
+    print("jax", jax.__version__)
     {"manager": with_manager, "retry": with_retry}[sys.argv[1]]()

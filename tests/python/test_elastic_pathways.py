@@ -28,13 +28,24 @@ def _install(folder: str, *what: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("version", "style"), [("0.1.3", "manager"), ("0.1.4", "manager"), ("0.1.13", "retry")], ids=lambda value: value
+    ("version", "style", "jax"),
+    [
+        ("0.1.3", "manager", "pinned"),
+        ("0.1.4", "manager", "pinned"),
+        ("0.1.4", "manager", "0.10.0"),
+        ("0.1.13", "retry", "pinned"),
+        ("0.1.13", "retry", "0.10.0"),
+    ],
+    ids=lambda value: value,
 )
-def test_the_real_pathwaysutils(version: str, style: str) -> None:
+def test_the_real_pathwaysutils(version: str, style: str, jax: str) -> None:
     """A slice is killed; training goes on, takes the replacement in, and ends with the right sums."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    needed = _install(f"needed-{tag}", "-r", str(CHECKOUT / "python" / "requirements" / "pathways.txt"))
-    package = _install(f"pathwaysutils-{version}", f"pathwaysutils=={version}")
-    path = os.pathsep.join(map(str, (HERE, CHECKOUT / "python", package, needed)))
-    setup = Setup(slices=2, env={**RESTLESS, "PYTHONPATH": path})
-    print(check(run([sys.executable, str(HERE / "pathways_loop.py"), style], setup)))
+    path = [HERE, CHECKOUT / "python", _install(f"pathwaysutils-{version}", f"pathwaysutils=={version}")]
+    if jax != "pinned":
+        path.append(_install(f"jax-{jax}-{tag}", f"jax=={jax}", f"jaxlib=={jax}"))
+    path.append(_install(f"needed-{tag}", "-r", str(CHECKOUT / "python" / "requirements" / "pathways.txt")))
+    setup = Setup(slices=2, env={**RESTLESS, "PYTHONPATH": os.pathsep.join(map(str, path))})
+    printed = check(run([sys.executable, str(HERE / "pathways_loop.py"), style], setup))
+    print(printed)
+    assert jax == "pinned" or f"jax {jax}" in printed, printed

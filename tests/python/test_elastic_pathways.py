@@ -38,6 +38,7 @@ def _install(folder: str, *what: str) -> Path:
     ],
     ids=lambda value: value,
 )
+@pytest.mark.timeout(900)
 def test_the_real_pathwaysutils(version: str, style: str, jax: str) -> None:
     """A slice is killed; training goes on, takes the replacement in, and ends with the right sums."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"

@@ -45,9 +45,7 @@ test-python: build ## the Python tests; narrow them with TESTS=tests/python/test
 	$(VENV)/python -m pytest $(TESTS) $(ARGS)
 
 soak: build ## elastic training under random faults; longer with ARGS="--faults 1000"
-	@export MAINSTAY_PLUGIN="$$($(VENV)/python scripts/plugins.py default)"
-	export PYTHONPATH=$(CURDIR)/examples
-	$(VENV)/python tests/python/soak.py $(ARGS)
+	@PYTHONPATH=examples $(VENV)/python tests/python/soak.py $(ARGS)
 
 bench: build ## compare with the raw plugin
 	@$(VENV)/python benches/run.py $(ARGS)

@@ -194,10 +194,11 @@ def _collectives_of_no_single_client() -> None:
     equal(over_all(lambda x: jax.lax.pbroadcast(x, ("all",), source), 1)(values), np.tile(values[source], (count, 1)))
 
 
-@jax_process(slices=2, devices=4)
-def test_ragged_all_to_all_and_broadcast() -> None:
-    """Two slices of four devices."""
-    _collectives_of_no_single_client()
+@pytest.mark.parametrize("plugin", range(3))
+def test_ragged_all_to_all_and_broadcast(plugin: int) -> None:
+    """Two slices of four devices, on every plugin."""
+    call = "import test_spanning; test_spanning._collectives_of_no_single_client()"
+    check(run([sys.executable, "-c", call], Setup(2, 4, plugin_paths()[plugin])))
 
 
 @jax_process(slices=4, devices=1)

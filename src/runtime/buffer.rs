@@ -4,7 +4,7 @@
 //! session. The value of a buffer in host memory is in the arena: it outlives every worker.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
@@ -13,7 +13,7 @@ use super::device::{Device, Memory};
 use super::event::{Event, Outcome};
 use super::host_slot::HostSlot;
 use super::session::{DeviceDone, Session};
-use super::view::{HeapPlaces, InPlace, View};
+use super::view::{Held, Lease, Places, Source, View};
 use crate::abi::{Status, element};
 use crate::wire::arena::Block;
 use crate::wire::message::{BufferId, BufferSpec, Command, Dims, Extent, Layout, Query, Reply, RequestId};
@@ -51,10 +51,9 @@ impl Shape {
 
     /// Whether a device of the host's processors has the elements as the host does: dense, major-to-minor, unpacked.
     fn is_as_on_host(&self) -> bool {
-        let default = || (0..self.dims.len()).rev().map(|dim| dim.to_string()).collect::<Vec<_>>().join(",");
         let dense = match &self.layout {
             None => true,
-            Some(DeviceLayout::Text(text)) => **text == *format!("{{{}}}", default()),
+            Some(DeviceLayout::Text(text)) => is_major_to_minor(text, self.dims.len()),
             Some(DeviceLayout::Given(_)) => false,
         };
         dense && element::is_plain(self.element_type)
@@ -66,6 +65,15 @@ impl Shape {
             _ => None,
         }
     }
+}
+
+/// Whether a layout's text is that of the host's order, `{2,1,0}`, without tiles.
+fn is_major_to_minor(text: &str, rank: usize) -> bool {
+    let Some(order) = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')) else { return false };
+    if rank == 0 {
+        return order.is_empty();
+    }
+    order.split(',').map(|dim| dim.parse().ok()).eq((0..rank).rev().map(Some))
 }
 
 /// What became of a buffer's value.
@@ -81,9 +89,9 @@ enum Life {
 pub enum End {
     /// The worker may have the memory back.
     Free,
-    /// Somebody still looks at it in place: it is to stay as it is, and whoever drops the view last frees it. So this is to
+    /// Somebody still looks at it in place: it is to stay as it is, and whoever has the lease last frees it. So this is to
     /// be kept until the worker was told of all uses.
-    Viewed(Arc<View>),
+    Viewed(Arc<Lease>),
 }
 
 /// A buffer. Its place never changes.
@@ -103,12 +111,32 @@ pub struct Buffer {
     life: AtomicU8,
     bytes: u64,
     external_references: AtomicU64,
-    /// The value where this process can read it, once that was asked for.
-    view: Mutex<Option<Arc<View>>>,
-    /// Of a launch's output: where all outputs of its device lie, and which of them it is.
-    places: Option<(Arc<HeapPlaces>, usize)>,
-    /// Whether the worker knows the value by another name too. Changed with `view` locked.
+    looks: Mutex<Looks>,
+    /// Where the value lies on the device, if this process can read it there.
+    origin: Origin,
+    /// Whether the worker knows the value by another name too. Changed with `looks` locked.
     shared: AtomicBool,
+}
+
+/// Who reads a value where this process can.
+#[derive(Default)]
+struct Looks {
+    /// The value at an address, once that was asked for.
+    view: Option<Arc<View>>,
+    /// What keeps it as it is, once somebody wants to look at it in place.
+    lease: Weak<Lease>,
+}
+
+/// How a buffer's value came to be where this process can read it.
+#[derive(Default)]
+enum Origin {
+    /// Unknown, or elsewhere.
+    #[default]
+    Unknown,
+    /// The worker says, with the report that it is there, where values lie that came together; and which of them it is.
+    Reported(Arc<Places>, usize),
+    /// The block that was lent to the worker to be the device's memory, for as long as it is.
+    Arena(Weak<Block>),
 }
 
 /// Who has a buffer's value.
@@ -140,10 +168,22 @@ impl Holder {
 impl Buffer {
     /// A buffer whose value `holder` has, or will have once `ready` is set.
     pub fn new(client: &Arc<Client>, holder: Holder, place: Place, shape: Shape, ready: Arc<Event>) -> Arc<Self> {
-        Self::make(client, holder, place, shape, ready, None)
+        Self::make(client, holder, place, shape, ready, Origin::Unknown)
     }
 
-    /// The output with this number of a device's part of a launch.
+    /// A buffer whose memory is to be a block that the worker of `holder` is lent.
+    pub fn in_block(
+        client: &Arc<Client>,
+        holder: Holder,
+        place: Place,
+        shape: Shape,
+        ready: Arc<Event>,
+        block: &Arc<Block>,
+    ) -> Arc<Self> {
+        Self::make(client, holder, place, shape, ready, Origin::Arena(Arc::downgrade(block)))
+    }
+
+    /// One of the values that come together: the output with this number of a device's part of a launch, or the only one.
     pub fn output(
         client: &Arc<Client>,
         holder: Holder,
@@ -152,7 +192,7 @@ impl Buffer {
         (ready, places): &DeviceDone,
         number: usize,
     ) -> Arc<Self> {
-        Self::make(client, holder, place, shape, ready.clone(), Some((places.clone(), number)))
+        Self::make(client, holder, place, shape, ready.clone(), Origin::Reported(places.clone(), number))
     }
 
     fn make(
@@ -161,7 +201,7 @@ impl Buffer {
         place: Place,
         shape: Shape,
         ready: Arc<Event>,
-        places: Option<(Arc<HeapPlaces>, usize)>,
+        origin: Origin,
     ) -> Arc<Self> {
         let bytes = shape.host_bytes().unwrap_or(0);
         client.memories[place.memory as usize].usage.add(bytes);
@@ -175,8 +215,8 @@ impl Buffer {
             life: AtomicU8::new(Life::Held as u8),
             bytes,
             external_references: AtomicU64::new(0),
-            view: Mutex::new(None),
-            places,
+            looks: Mutex::default(),
+            origin,
             shared: AtomicBool::new(false),
         })
     }
@@ -246,24 +286,64 @@ impl Buffer {
     fn end(&self, life: Life) -> Option<End> {
         self.life.compare_exchange(Life::Held as u8, life as u8, Ordering::AcqRel, Ordering::Acquire).ok()?;
         self.memory().usage.remove(self.bytes);
-        // Whoever makes a view looks at `life` with the lock held: no view in place is made after this.
-        let view = lock(&self.view).take();
+        // Whoever wants to look in place looks at `life` with the lock held: nobody begins to after this.
+        let lease = {
+            let mut looks = lock(&self.looks);
+            let lease = looks.lease.upgrade();
+            looks.view = None;
+            lease
+        };
         // Without another owner, nobody looks any more.
-        let Some(view) = view.and_then(|view| Arc::try_unwrap(view).err()) else { return Some(End::Free) };
-        let View::InPlace(in_place) = &*view else { return Some(End::Free) };
-        in_place.take_over();
-        Some(End::Viewed(view))
+        let Some(lease) = lease.and_then(|lease| Arc::try_unwrap(lease).err()) else { return Some(End::Free) };
+        lease.take_over();
+        Some(End::Viewed(lease))
     }
 
-    /// Whether the worker may be told to know the value by a second name. It may not while the value is viewed in
+    /// Whether the worker may be told to know the value by a second name. It may not while somebody looks at the value in
     /// place; after it was, the value is viewed as a copy.
     pub fn give_away(&self) -> bool {
-        let view = lock(&self.view);
-        if matches!(view.as_deref(), Some(View::InPlace(_))) {
+        let looks = lock(&self.looks);
+        if looks.lease.strong_count() > 0 {
             return false;
         }
         self.shared.store(true, Ordering::Release);
         true
+    }
+
+    /// Whether the raw bytes of the device memory are the elements as the host has them.
+    pub fn is_dense_on_device(&self) -> bool {
+        self.client.has_flat_memory() && self.shape.is_as_on_host()
+    }
+
+    /// Holds the value, which may be still to come, as it is: to be read in place once it is there, whatever becomes of
+    /// the buffer. `None` where this process will not be able to read it.
+    pub fn hold(&self) -> Option<Held> {
+        let mut looks = lock(&self.looks);
+        if self.is_deleted() {
+            return None;
+        }
+        let source = match &self.origin {
+            Origin::Reported(places, number) => {
+                self.holder.session()?.heap()?;
+                Source::Reported(places.clone(), *number)
+            }
+            Origin::Arena(block) => Source::Arena(block.upgrade()?),
+            Origin::Unknown => return None,
+        };
+        Some(Held::new(self.ready.clone(), source, self.lease(&mut looks)?))
+    }
+
+    /// A part in the buffer's lease; `None` where its value is not to be looked at in place.
+    fn lease(&self, looks: &mut Looks) -> Option<Arc<Lease>> {
+        let Holder::Worker(session, id) = &self.holder else { return None };
+        if self.shared.load(Ordering::Acquire) || !self.shape.is_as_on_host() {
+            return None;
+        }
+        Some(looks.lease.upgrade().unwrap_or_else(|| {
+            let lease = Lease::new(session, *id, self.bytes);
+            looks.lease = Arc::downgrade(&lease);
+            lease
+        }))
     }
 
     /// Bytes on the device. Asks the worker where the plugin's layout may pad; a lost buffer has its dense size.
@@ -388,30 +468,29 @@ impl Buffer {
         let block =
             told.recv().unwrap_or_else(|_| Err(Status::failed_precondition("the copy to the host was dropped")))?;
         let copy = Arc::new(View::Copy(block));
-        let mut view = lock(&self.view);
+        let mut looks = lock(&self.looks);
         // One that was deleted meanwhile keeps no copy.
-        Ok(if self.check_held().is_ok() { view.get_or_insert(copy).clone() } else { copy })
+        Ok(if self.check_held().is_ok() { looks.view.get_or_insert(copy).clone() } else { copy })
     }
 
     /// The view that there is already, or one in place.
     fn view_at_once(&self) -> Result<Option<Arc<View>>, Status> {
-        let mut view = lock(&self.view);
+        let mut looks = lock(&self.looks);
         self.check_held()?;
-        if view.is_none() {
-            *view = self.in_place().map(|in_place| Arc::new(View::InPlace(in_place)));
+        if looks.view.is_none() {
+            looks.view = self.in_place(&mut looks).map(Arc::new);
         }
-        Ok(view.clone())
+        Ok(looks.view.clone())
     }
 
-    /// The value in the worker's heap, where it lies there as the host would have it.
-    fn in_place(&self) -> Option<InPlace> {
-        let ((places, number), Holder::Worker(session, id)) = (self.places.as_ref()?, &self.holder) else {
-            return None;
-        };
-        if self.shared.load(Ordering::Acquire) || !self.shape.is_as_on_host() {
-            return None;
+    /// The value in the device's memory, where this process sees it and it lies there as the host would have it.
+    fn in_place(&self, looks: &mut Looks) -> Option<View> {
+        let lease = self.lease(looks)?;
+        match &self.origin {
+            Origin::Reported(places, number) => View::at(&lease, *places.get()?.get(*number)?),
+            Origin::Arena(block) => Some(View::Lent(block.upgrade()?, lease)),
+            Origin::Unknown => None,
         }
-        InPlace::new(session, *id, *places.get()?.get(*number)?, self.bytes)
     }
 
     /// The outcome of the buffer's readiness: lost with the session, also where it was ready once.

@@ -161,6 +161,9 @@ impl Client {
             copier: Copier::default(),
             layouts: Mutex::default(),
         });
+        if !client.is_cpu() {
+            client.arena().keep_all();
+        }
         Spares::start(&client.shared).inspect_err(|_| client.shut_down())?;
         super::status::register(&client);
         Ok(client)
@@ -194,13 +197,19 @@ impl Client {
     }
 
     /// The arena.
-    pub fn arena(&self) -> &Arena {
+    pub fn arena(&self) -> &Arc<Arena> {
         &self.shared.arena
     }
 
     /// Whether the inner plugin computes on the host's processors: device memory is host memory there.
     pub fn is_cpu(&self) -> bool {
         self.platform_name.eq_ignore_ascii_case("cpu")
+    }
+
+    /// Whether arrays in the default layout lie in device memory as they do in host memory: on processors and GPUs, not on
+    /// TPUs, which tile them.
+    pub fn has_flat_memory(&self) -> bool {
+        ["cpu", "cuda", "rocm"].iter().any(|name| self.platform_name.eq_ignore_ascii_case(name))
     }
 
     /// Whether a memory is the host's: values in it are kept in the arena and outlive the workers.

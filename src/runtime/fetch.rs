@@ -1,84 +1,146 @@
-//! Bringing the values of many buffers into the arena, with one message to each worker.
+//! Bringing values that this process can't read in place into the arena, with one message to each worker.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::buffer::{Buffer, Holder};
+use super::event::Event;
 use super::session::{Answer, Session};
 use crate::abi::Status;
 use crate::wire::arena::Block;
-use crate::wire::message::{BufferId, Command, Extent};
+use crate::wire::message::{BufferId, Command, Extent, Wanted};
 
-/// Buffers in one message at most: the worker begins with the first while the client writes the next message.
+/// Parts in one message at most: the worker begins with the first while the client writes the next message.
 const IN_ONE_MESSAGE: usize = 1024;
+/// A larger value is brought in parts of so many bytes, where the device has it as the host does.
+const PART: u64 = 16 << 20;
 
-/// Told the place of a buffer in the list and its value, or why there is none: once for each. Must not block.
-pub type Arrived = Arc<dyn Fn(usize, Result<Arc<Block>, Status>) + Send + Sync>;
+/// Who is told of values on their way. Its functions must not block.
+pub trait Receiver: Send + Sync {
+    /// So many bytes more of a value are there.
+    fn came(&self, bytes: u64);
 
-/// What one worker is to bring.
-struct Batch {
-    session: Arc<Session>,
-    items: Vec<(usize, BufferId, Arc<Block>)>,
+    /// The value with this number is there: once for each. Or why it never will be: perhaps several times.
+    fn arrived(self: Arc<Self>, number: usize, value: Result<Arc<Block>, Status>);
 }
 
-/// Asks for the values that the buffers have at this call: what is dispatched later, donations included, comes too late
-/// to change them. Values that are in the arena already are shared, not copied.
-///
-/// # Errors
-/// RESOURCE_EXHAUSTED where the arena has no room; nothing was asked for then, and `arrived` is never called.
-pub fn fetch(buffers: &[Arc<Buffer>], arrived: &Arrived) -> Result<(), Status> {
-    let mut batches: Vec<Batch> = Vec::new();
-    for (place, buffer) in buffers.iter().enumerate() {
-        let Holder::Worker(session, id) = &buffer.holder else { continue };
-        if buffer.poison().is_some() {
+/// A value that is to be brought.
+struct Item {
+    number: usize,
+    buffer: BufferId,
+    /// What the value waits for: where it fails, its cause comes first.
+    ready: Arc<Event>,
+    block: Arc<Block>,
+    /// Whether its bytes can be read in parts.
+    divisible: bool,
+}
+
+/// Asks for the values that some buffers have at this call, each with a number and, where it is a worker's, the block
+/// that it is to be written to: what is dispatched later, donations included, comes too late to change them.
+pub fn fetch(buffers: Vec<(usize, Arc<Buffer>, Option<Arc<Block>>)>, receiver: &Arc<dyn Receiver>) {
+    let mut batches: Vec<(Arc<Session>, Vec<Item>)> = Vec::new();
+    for (number, buffer, block) in buffers {
+        let (Holder::Worker(session, id), Some(block)) = (&buffer.holder, block) else {
+            fetch_from_host(&buffer, number, receiver);
+            continue;
+        };
+        if let Some(cause) = buffer.poison() {
+            receiver.clone().arrived(number, Err(cause));
             continue;
         }
-        let block = Arc::new(buffer.client.allocate(buffer.shape.host_bytes()?)?);
-        match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.session, session)) {
-            Some(batch) => batch.items.push((place, *id, block)),
-            None => batches.push(Batch { session: session.clone(), items: vec![(place, *id, block)] }),
+        let (ready, divisible) = (buffer.ready.clone(), buffer.is_dense_on_device());
+        let item = Item { number, buffer: *id, ready, block, divisible };
+        match batches.iter_mut().find(|(known, _)| Arc::ptr_eq(known, session)) {
+            Some((_, items)) => items.push(item),
+            None => batches.push((session.clone(), vec![item])),
         }
     }
-    let mut asked = vec![false; buffers.len()];
-    batches.iter().flat_map(|batch| &batch.items).for_each(|(place, ..)| asked[*place] = true);
-    batches.into_iter().for_each(|batch| batch.ask(buffers, arrived));
-    for (place, buffer) in buffers.iter().enumerate().filter(|(place, _)| !asked[*place]) {
-        let arrived = arrived.clone();
-        buffer.download(&[], move |block| arrived(place, block));
-    }
-    Ok(())
+    batches.into_iter().for_each(|(session, items)| ask(&session, &items, receiver));
 }
 
-impl Batch {
-    fn ask(self, buffers: &[Arc<Buffer>], arrived: &Arrived) {
-        for items in self.items.chunks(IN_ONE_MESSAGE) {
-            let downloads: Vec<(BufferId, Extent)> =
-                items.iter().map(|(_, buffer, block)| (*buffer, block.extent())).collect();
-            let answers = items
-                .iter()
-                .map(|(place, _, block)| answer(&self.session, (*place, &buffers[*place]), block, arrived))
-                .collect();
-            self.session.request_many(answers, |first| Command::Downloads { first, downloads });
+/// What is in the arena already is shared, not copied.
+fn fetch_from_host(buffer: &Arc<Buffer>, number: usize, receiver: &Arc<dyn Receiver>) {
+    let receiver = receiver.clone();
+    buffer.download(&[], move |block| {
+        receiver.came(block.as_ref().map_or(0, |block| block.len() as u64));
+        receiver.arrived(number, block);
+    });
+}
+
+fn ask(session: &Arc<Session>, items: &[Item], receiver: &Arc<dyn Receiver>) {
+    let (mut wanted, mut answers) = (Vec::new(), Vec::new());
+    for item in items {
+        let parts = parts(item);
+        let left = Arc::new(AtomicUsize::new(parts.len()));
+        for part in parts {
+            answers.push(answer(session, item, part.to.len, &left, receiver));
+            wanted.push(part);
+        }
+        if wanted.len() >= IN_ONE_MESSAGE {
+            send(session, &mut wanted, &mut answers);
         }
     }
+    send(session, &mut wanted, &mut answers);
 }
 
+fn send(session: &Arc<Session>, wanted: &mut Vec<Wanted>, answers: &mut Vec<Answer>) {
+    let (downloads, answers) = (std::mem::take(wanted), std::mem::take(answers));
+    if !downloads.is_empty() {
+        session.request_many(answers, |first| Command::Downloads { first, downloads });
+    }
+}
+
+fn parts(item: &Item) -> Vec<Wanted> {
+    let Extent { offset, len } = item.block.extent();
+    if !item.divisible || len <= PART {
+        return vec![Wanted { buffer: item.buffer, from: None, to: item.block.extent() }];
+    }
+    let part = |from| Wanted {
+        buffer: item.buffer,
+        from: Some(from),
+        to: Extent { offset: offset + from, len: PART.min(len - from) },
+    };
+    (0..len).step_by(PART as usize).map(part).collect()
+}
+
+/// What to do when one part of a value is there. The last one to come tells of the value, the first that fails of that.
 fn answer(
     session: &Arc<Session>,
-    (place, buffer): (usize, &Arc<Buffer>),
-    block: &Arc<Block>,
-    arrived: &Arrived,
+    item: &Item,
+    bytes: u64,
+    left: &Arc<AtomicUsize>,
+    receiver: &Arc<dyn Receiver>,
 ) -> Answer {
-    let (session, block, arrived) = (session.clone(), block.clone(), arrived.clone());
-    let ready = buffer.ready.clone();
+    let (session, block, receiver, left) = (session.clone(), item.block.clone(), receiver.clone(), left.clone());
+    let (number, ready) = (item.number, item.ready.clone());
     Box::new(move |reply| match reply {
-        Ok(_) => arrived(place, Ok(block)),
+        Ok(_) => {
+            receiver.came(bytes);
+            if left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                receiver.arrived(number, Ok(block));
+            }
+        }
         Err(error) => {
             // A lost worker may still write to a block that it was asked to fill.
             if session.lost().is_some() {
                 session.keep_until_reaped(block);
             }
             // The buffer knows the first cause, which may lie in another slice; the worker its own.
-            ready.on_done(move |outcome| arrived(place, Err(outcome.as_ref().err().cloned().unwrap_or(error))));
+            ready.on_done(move |outcome| {
+                receiver.arrived(number, Err(outcome.as_ref().err().cloned().unwrap_or(error)));
+            });
         }
     })
+}
+
+impl super::view::Held {
+    /// Has the worker bring the value, which stays as it is until then, into a block.
+    pub fn fetch(self, number: usize, block: Arc<Block>, receiver: &Arc<dyn Receiver>) {
+        let (session, buffer) = self.on_worker();
+        let (session, divisible) = (session.clone(), true);
+        let item = Item { number, buffer, ready: self.ready.clone(), block, divisible };
+        // Kept until the worker has the request: what is dispatched after that comes too late to change the value.
+        ask(&session, &[item], receiver);
+        drop(self);
+    }
 }

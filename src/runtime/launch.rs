@@ -10,7 +10,7 @@ use super::program::{Placement, Program};
 use super::session::{Inputs, Session};
 use super::spanning::Joint;
 use super::transfer::Promise;
-use super::view::{HeapPlaces, View};
+use super::view::{Lease, Places};
 use crate::abi::Status;
 use crate::wire::message::{BufferId, Command, Execute, Ids, LaunchId};
 
@@ -56,7 +56,7 @@ fn inputs(part: &Part, arguments: &[Vec<&Arc<Buffer>>]) -> Inputs {
 /// A device's results as the worker is told of them.
 struct Outputs {
     results: DeviceResults,
-    places: Arc<HeapPlaces>,
+    places: Arc<Places>,
     /// Id of the first; the others follow.
     first: BufferId,
     /// Outputs in host memory: what the worker makes, to be brought to the buffer that the framework gets.
@@ -81,12 +81,7 @@ impl Program {
         let outputs = self.outputs_on(&parts, &devices, poison.as_ref())?;
         let consumed = self.consume(arguments, options);
         if poison.is_none() {
-            let kept = options
-                .non_donatable
-                .iter()
-                .chain(consumed.viewed.iter().map(|(parameter, _)| parameter))
-                .copied()
-                .collect();
+            let kept = options.non_donatable.iter().copied().chain(consumed.viewed()).collect();
             self.dispatch(&parts, arguments, &outputs, options, &kept);
         }
         consumed.forget(poison.is_some());
@@ -200,7 +195,7 @@ impl Program {
         poison: Option<&Status>,
     ) -> Result<Outputs, Status> {
         let done = poison.map_or_else(Event::pending, |cause| Event::completed(Err(cause.clone())));
-        let done = (done, Arc::new(HeapPlaces::new()));
+        let done = (done, Arc::new(Places::new()));
         let mut to_host = Vec::new();
         let buffers = (first..).zip(self.outputs.iter().enumerate()).map(|(id, (output, shape))| {
             let place = Place { device, memory: self.output_memory(device, output)? };
@@ -312,7 +307,7 @@ impl Program {
             for argument in arguments.iter().filter_map(|list| list.get(parameter as usize)) {
                 match argument.donate() {
                     Some(End::Free) => consumed.ended.push((parameter, argument)),
-                    Some(End::Viewed(view)) => consumed.viewed.push((parameter, view)),
+                    Some(End::Viewed(lease)) => consumed.viewed.push((parameter, lease)),
                     None => {}
                 }
             }
@@ -323,21 +318,22 @@ impl Program {
 
 /// What a launch uses up.
 struct Consumed<'a> {
-    /// Parameters with an argument that somebody looks at: the worker must leave them as they are. The views are kept
-    /// until the launch was sent: who looks last destroys the buffer.
-    viewed: SmallVec<[(i64, Arc<View>); 4]>,
+    /// Parameters with an argument that somebody looks at: the worker must leave them as they are. The leases are kept
+    /// until the launch was sent: who has one last destroys the buffer.
+    viewed: SmallVec<[(i64, Arc<Lease>); 4]>,
     /// Parameters and arguments that nobody looks at.
     ended: SmallVec<[(i64, &'a Arc<Buffer>); 8]>,
 }
 
 impl Consumed<'_> {
+    fn viewed(&self) -> impl Iterator<Item = i64> {
+        self.viewed.iter().map(|(parameter, _)| *parameter)
+    }
+
     /// Frees what the worker does not forget by itself: that is what it holds and donates.
     fn forget(self, poisoned: bool) {
-        for (parameter, argument) in self.ended {
-            if poisoned
-                || argument.holder.session().is_none()
-                || self.viewed.iter().any(|(viewed, _)| *viewed == parameter)
-            {
+        for (parameter, argument) in &self.ended {
+            if poisoned || argument.holder.session().is_none() || self.viewed().any(|viewed| viewed == *parameter) {
                 argument.forget();
             }
         }

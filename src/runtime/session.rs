@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::event::{Event, Outcome};
 use super::gate::Gate;
-use super::view::{Heap, HeapPlaces};
+use super::view::{Heap, Places};
 use crate::abi::Status;
 use crate::wire::arena::Block;
 use crate::wire::connection::{ClientEnd, ConnectionError, Wake};
@@ -52,15 +52,17 @@ pub struct Session {
 /// What the worker still owes. Lock order: taken alone, or before nothing; callbacks run outside it.
 #[derive(Default)]
 struct Pending {
-    ready: IdMap<Arc<Event>>,
+    ready: IdMap<DeviceDone>,
     launches: IdMap<Launch>,
     requests: IdMap<Answer>,
     loans: IdMap<Arc<Block>>,
+    /// Of the blocks that were lent to be device memory: the loan, by where the block begins.
+    lent_for_good: IdMap<LoanId>,
     closed: bool,
 }
 
-/// What is set when a device's part of a launch is over, the places first.
-pub type DeviceDone = (Arc<Event>, Arc<HeapPlaces>);
+/// What is set when values are there, or a device's part of a launch is over: the places first.
+pub type DeviceDone = (Arc<Event>, Arc<Places>);
 
 /// A launch that the worker has not reported.
 struct Launch {
@@ -205,9 +207,9 @@ impl Session {
     }
 
     /// `event` is set when the worker reports the buffer ready, or when it is lost.
-    pub fn expect_ready(&self, buffer: BufferId, event: &Arc<Event>) {
+    pub fn expect_ready(&self, buffer: BufferId, event: &DeviceDone) {
         if let Err(loss) = self.register(|pending| drop(pending.ready.insert(buffer, event.clone()))) {
-            event.set(Err(loss));
+            event.0.set(Err(loss));
         }
     }
 
@@ -222,12 +224,25 @@ impl Session {
         }
     }
 
-    /// Lends a block to the worker until it says it no longer uses it, or is dead and reaped.
-    pub fn lend(&self, loan: LoanId, block: Arc<Block>) {
+    /// Lends a block to the worker until it says it no longer uses it, or is dead and reaped. It may be lent for good: to
+    /// become device memory.
+    pub fn lend(&self, loan: LoanId, block: Arc<Block>, for_good: bool) {
         let mut block = Some(block);
-        let _ = self.register(|pending| drop(block.take().map(|block| pending.loans.insert(loan, block))));
+        let _ = self.register(|pending| {
+            let Some(block) = block.take() else { return };
+            if for_good {
+                pending.lent_for_good.insert(block.extent().offset, loan);
+            }
+            pending.loans.insert(loan, block);
+        });
         // Closed: nothing is sent from now on, but the lost worker may have been told of the block by someone before.
         block.into_iter().for_each(|block| self.keep_until_reaped(block));
+    }
+
+    /// The block that begins here and has become device memory.
+    pub(super) fn lent_at(&self, offset: u64) -> Option<Arc<Block>> {
+        let pending = self.pending();
+        pending.loans.get(pending.lent_for_good.get(&offset)?).cloned()
     }
 
     /// Sends a request made with a fresh id; `answer` runs once, with the reply or with the loss.
@@ -276,9 +291,12 @@ impl Session {
     /// Takes in one report of the worker. Callbacks run on this thread, outside every lock.
     pub fn take_in(&self, report: Report) {
         match report {
-            Report::Ready { buffer, result } => {
-                let event = self.pending().ready.remove(&buffer);
-                settle(event, result);
+            Report::Ready { buffer, result, place } => {
+                let expected = self.pending().ready.remove(&buffer);
+                if let Some((ready, known)) = expected {
+                    let _ = known.set(Ids::from_slice(&[place]));
+                    ready.set(result);
+                }
             }
             Report::Executed { launch, device, result, places } => {
                 let (done, result, is_over) = self.pending().device_done(launch, device, result);
@@ -314,7 +332,13 @@ impl Session {
     }
 
     fn take_loan(&self, loan: LoanId) -> Option<Arc<Block>> {
-        self.pending().loans.remove(&loan)
+        let mut pending = self.pending();
+        let block = pending.loans.remove(&loan)?;
+        let offset = block.extent().offset;
+        if pending.lent_for_good.get(&offset) == Some(&loan) {
+            pending.lent_for_good.remove(&offset);
+        }
+        Some(block)
     }
 
     /// Closes the session: fails everything pending with `loss`, now and from now on.
@@ -333,8 +357,8 @@ impl Session {
         };
         taken.loans.into_values().for_each(|block| self.keep_until_reaped(block));
         let loss = self.loss();
-        let launches = taken.launches.into_values().flat_map(|launch| launch.devices).flatten().map(|(done, _)| done);
-        for event in taken.ready.into_values().chain(launches) {
+        let launches = taken.launches.into_values().flat_map(|launch| launch.devices).flatten();
+        for (event, _) in taken.ready.into_values().chain(launches) {
             event.set(Err(loss.clone()));
         }
         for answer in taken.requests.into_values() {
@@ -391,11 +415,5 @@ fn short(urgent: &Urgent) -> Urgent {
             Urgent::FailSlice { slice: *slice, incarnation: *incarnation, status: shortened(status) }
         }
         Urgent::Over { launch } => Urgent::Over { launch: *launch },
-    }
-}
-
-fn settle(event: Option<Arc<Event>>, result: Outcome) {
-    if let Some(event) = event {
-        event.set(result);
     }
 }

@@ -8,6 +8,7 @@ use super::event::Event;
 use super::host_array::HostArray;
 use super::host_slot::HostSlot;
 use super::session::Session;
+use super::view::Places;
 use crate::abi::{Status, element};
 use crate::wire::arena::Block;
 use crate::wire::message::{BufferId, BufferSpec, Command, Ids, Layout, Payload};
@@ -41,19 +42,23 @@ impl Client {
         if let Some(loss) = session.lost() {
             return Ok(Buffer::poisoned(self, place, shape, loss.clone()));
         }
-        let data = if bytes <= INLINE_BYTES {
+        let (data, block) = if bytes <= INLINE_BYTES {
             let mut data = vec![0; bytes as usize];
             fill(&mut data);
-            Payload::Inline(data)
+            (Payload::Inline(data), None)
         } else {
-            let block = self.filled(bytes, fill)?;
-            self.lend(&session, Arc::new(block), Lending::Mutable)
+            let block = Arc::new(self.filled(bytes, fill)?);
+            (self.lend(&session, block.clone(), Lending::Mutable), Some(block))
         };
         let quiet = self.is_there_at_once(&shape);
         let (buffer, id) = if quiet {
-            let id = self.fresh_id();
+            let (id, ready) = (self.fresh_id(), Event::completed(Ok(())));
             let holder = Holder::Worker(session.clone(), id);
-            (Buffer::new(self, holder, place, shape, Event::completed(Ok(()))), id)
+            let buffer = match block {
+                Some(block) => Buffer::in_block(self, holder, place, shape, ready, &block),
+                None => Buffer::new(self, holder, place, shape, ready),
+            };
+            (buffer, id)
         } else {
             self.expected(&session, place, shape)
         };
@@ -83,31 +88,38 @@ impl Client {
     }
 
     /// A buffer with the value of a filled block, which others may read as well and nobody writes to.
-    pub fn from_value(self: &Arc<Self>, place: Place, shape: Shape, block: Arc<Block>) -> Arc<Buffer> {
+    ///
+    /// # Errors
+    /// A shape that is none.
+    pub fn from_value(self: &Arc<Self>, place: Place, shape: Shape, block: Arc<Block>) -> Result<Arc<Buffer>, Status> {
         if self.is_host(place.memory) {
-            return self.in_arena(place, shape, block);
+            return Ok(self.in_arena(place, shape, block));
+        }
+        if shape.host_bytes()? <= INLINE_BYTES {
+            // SAFETY: the block is a value, which nobody writes to.
+            return self.upload(place, shape, |room| room.copy_from_slice(unsafe { block.as_slice() }));
         }
         let session = self.session_of_memory(place.memory);
         if let Some(loss) = session.lost() {
-            return Buffer::poisoned(self, place, shape, loss.clone());
+            return Ok(Buffer::poisoned(self, place, shape, loss.clone()));
         }
         let data = self.lend(&session, block, Lending::ReadOnly);
         let (buffer, id) = self.expected(&session, place, shape);
         session.send(&Command::Upload { buffer: id, spec: buffer.spec(), data, quiet: false });
-        buffer
+        Ok(buffer)
     }
 
     /// A new buffer that `session` will report ready.
     fn expected(self: &Arc<Self>, session: &Arc<Session>, place: Place, shape: Shape) -> (Arc<Buffer>, BufferId) {
-        let (id, ready) = (self.fresh_id(), Event::pending());
+        let (id, ready) = (self.fresh_id(), (Event::pending(), Arc::new(Places::new())));
         session.expect_ready(id, &ready);
-        (Buffer::new(self, Holder::Worker(session.clone(), id), place, shape, ready), id)
+        (Buffer::output(self, Holder::Worker(session.clone(), id), place, shape, &ready, 0), id)
     }
 
     /// Lends a filled block to a worker.
     fn lend(&self, session: &Session, block: Arc<Block>, lending: Lending) -> Payload {
         let (extent, loan) = (block.extent(), self.fresh_id());
-        session.lend(loan, block);
+        session.lend(loan, block, lending == Lending::Mutable);
         Payload::Arena { extent, loan, mutable: lending == Lending::Mutable }
     }
 

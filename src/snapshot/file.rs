@@ -227,7 +227,7 @@ impl Store {
         let (step, label) = own.map_or((0, String::new()), |own| (own.step, own.label));
         let metadata = entry_of(CALLERS_KEY).map_or(Vec::new(), |text| text.clone().into_bytes());
         let (arrays, shards) = (0..).zip(&entries).map(|(index, entry)| entry.describe(index)).unzip();
-        let snapshot = self.keep(Description { step, label, metadata, arrays, shards }, blocks);
+        let snapshot = self.keep(Description { step, label, metadata, arrays, shards, copied: 0 }, blocks);
         Ok(Imported { snapshot, names: entries.into_iter().map(|entry| entry.name).collect() })
     }
 }

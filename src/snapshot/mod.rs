@@ -8,12 +8,15 @@
 //! Of arrays this knows element types and rectangular parts; what they mean (a tree, names, shardings) is the caller's,
 //! who keeps it in a snapshot's metadata.
 //!
-//! Lock order: a store's `ring`, then a snapshot's `state`. Neither is held while memory is freed or copied.
+//! Lock order: a store's `committing`, its `ring`, a snapshot's `state`. The latter two are not held while memory is freed
+//! or copied.
 
 mod file;
 mod helpers;
+mod local;
 pub mod region;
 mod restore;
+mod room;
 #[allow(clippy::module_inception, reason = "it holds the one type that the module is about")]
 mod snapshot;
 mod store;

@@ -42,7 +42,7 @@ pub fn supply(
     let values = snapshot.values(info.shards.clone())?;
     let stored = || snapshot.shards[info.shards.clone()].iter().map(|shard| &shard.region).zip(&values);
     if let Some((_, value)) = stored().find(|(region, _)| **region == wanted) {
-        return Ok(client.from_value(place, shape, value.block.clone()));
+        return client.from_value(place, shape, value.block.clone());
     }
     let element = info.element_bytes()?;
     let mut missing = wanted.count();

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::helpers;
@@ -35,13 +36,20 @@ pub struct Shard {
     pub bytes: u64,
 }
 
+/// So many bytes of a value, one after the other, have a checksum of their own; the last ones may be fewer.
+pub(super) const CHUNK: u64 = 4 << 20;
+
+/// The XXH3 (64 bit) of each [chunk](CHUNK) of a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checksums(pub(super) SmallVec<[u64; 1]>);
+
 /// The value of a shard.
 #[derive(Clone)]
 pub struct Value {
     /// The dense elements, major-to-minor. Nobody writes to them.
     pub block: Arc<Block>,
-    /// The XXH3 (64 bit) of them, where the store computes checksums.
-    pub checksum: Option<u64>,
+    /// Where the store computes them.
+    pub checksums: Option<Checksums>,
 }
 
 /// How far a snapshot is.
@@ -60,7 +68,7 @@ pub enum Phase {
 /// How much of a snapshot is done, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Copied, and checked where that is wanted.
+    /// Copied.
     pub done: u64,
     /// All of it.
     pub total: u64,
@@ -82,6 +90,8 @@ pub struct Snapshot {
     pub arrays: Vec<ArrayInfo>,
     /// The parts of them that are stored, array by array.
     pub shards: Vec<Shard>,
+    /// Bytes that are copied for it: not shared with an array in host memory, or read from a file.
+    pub(super) copied: u64,
     total: u64,
     done: AtomicU64,
     missing: AtomicUsize,
@@ -100,18 +110,20 @@ struct State {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// What a snapshot is, before it has values.
+#[derive(Default)]
 pub struct Description {
     pub step: i64,
     pub label: String,
     pub metadata: Vec<u8>,
     pub arrays: Vec<ArrayInfo>,
     pub shards: Vec<Shard>,
+    pub copied: u64,
 }
 
 impl Snapshot {
     /// A snapshot of a store whose values are to come.
     pub(super) fn new(store: &Arc<Store>, what: Description) -> Arc<Self> {
-        let Description { step, label, metadata, arrays, shards } = what;
+        let Description { step, label, metadata, arrays, shards, copied } = what;
         let values = shards.iter().map(|_| None).collect();
         Arc::new(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -120,6 +132,7 @@ impl Snapshot {
             metadata,
             taken_at: SystemTime::now(),
             arrays,
+            copied,
             total: shards.iter().map(|shard| shard.bytes).sum(),
             done: AtomicU64::new(0),
             missing: AtomicUsize::new(shards.len()),
@@ -140,7 +153,7 @@ impl Snapshot {
         self.lock().phase.clone()
     }
 
-    /// How much is done. Values that are in the arena already count at once.
+    /// How much is done: piece by piece, also within a large value. Values that are in the arena already count at once.
     pub fn progress(&self) -> Progress {
         Progress { done: self.done.load(Ordering::Relaxed), total: self.total }
     }
@@ -156,7 +169,13 @@ impl Snapshot {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.phase.clone()
+        let phase = state.phase.clone();
+        drop(state);
+        if let (Phase::Whole, Some(store)) = (&phase, self.store.upgrade()) {
+            // Whoever has waited finds the ones that it took the place of gone, and their memory free.
+            store.finish_commit();
+        }
+        phase
     }
 
     /// The values of some shards.
@@ -184,6 +203,10 @@ impl Snapshot {
         format!("the snapshot of step {}{label}", self.step)
     }
 
+    pub(super) fn computes_checksums(&self) -> bool {
+        self.store.upgrade().is_some_and(|store| store.computes_checksums())
+    }
+
     /// Computes the checksums of the values again, side by side.
     ///
     /// # Errors
@@ -193,10 +216,10 @@ impl Snapshot {
         let next = AtomicUsize::new(0);
         let check = || {
             while let Some(value) = values.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let Some(expected) = value.checksum else {
+                let Some(expected) = &value.checksums else {
                     return Err(Status::failed_precondition(format!("{} was taken without checksums", self.name())));
                 };
-                if checksum(&value.block) != expected {
+                if checksums(&value.block) != *expected {
                     return Err(Status::failed_precondition(format!("{} is damaged: a checksum differs", self.name())));
                 }
             }
@@ -210,35 +233,43 @@ impl Snapshot {
         })
     }
 
+    /// Notes bytes that came.
+    pub(super) fn add_done(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Takes in a value, or why there is none. Does not block: checksums are computed elsewhere.
-    pub(super) fn arrived(self: &Arc<Self>, shard: usize, value: Result<Arc<Block>, Status>) {
+    pub(super) fn take_in(self: &Arc<Self>, shard: usize, value: Result<Arc<Block>, Status>) {
         let block = match value {
             Ok(block) => block,
             Err(cause) => return self.fail(cause),
         };
-        if block.is_empty() || !self.store.upgrade().is_some_and(|store| store.computes_checksums()) {
-            let checksum = block.is_empty().then(|| xxh3_64(&[]));
-            return self.settle(shard, Value { block, checksum });
+        if block.is_empty() || !self.computes_checksums() {
+            let checksums = block.is_empty().then(|| checksums(&block));
+            return self.settle(vec![(shard, Value { block, checksums })]);
         }
         let snapshot = self.clone();
         helpers::run(move || {
             if snapshot.phase() == Phase::Copying {
-                let checksum = Some(checksum(&block));
-                snapshot.settle(shard, Value { block, checksum });
+                let checksums = Some(checksums(&block));
+                snapshot.settle(vec![(shard, Value { block, checksums })]);
             }
         });
     }
 
-    fn settle(self: &Arc<Self>, shard: usize, value: Value) {
+    /// Takes in values that are there and checked.
+    pub(super) fn settle(self: &Arc<Self>, values: Vec<(usize, Value)>) {
+        let count = values.len();
         {
             let mut state = self.lock();
             if state.phase != Phase::Copying {
                 return;
             }
-            state.values[shard] = Some(value);
+            for (shard, value) in values {
+                state.values[shard] = Some(value);
+            }
         }
-        self.done.fetch_add(self.shards[shard].bytes, Ordering::Relaxed);
-        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if count > 0 && self.missing.fetch_sub(count, Ordering::AcqRel) == count {
             self.complete();
         }
     }
@@ -263,12 +294,12 @@ impl Snapshot {
 
     /// Gives it up: the first cause counts.
     pub(super) fn fail(&self, cause: Status) {
-        self.end(Phase::Failed(cause));
+        drop(self.end(Phase::Failed(cause)));
     }
 
     /// Frees its values. What is being restored from it keeps what it needs.
     pub(super) fn release(&self) {
-        self.end(Phase::Dropped);
+        drop(self.end(Phase::Dropped));
     }
 
     /// Takes it out of its store, whole or not, and frees its memory.
@@ -279,17 +310,16 @@ impl Snapshot {
         }
     }
 
-    fn end(&self, phase: Phase) {
-        let values = {
-            let mut state = self.lock();
-            if matches!(state.phase, Phase::Failed(_) | Phase::Dropped) {
-                return;
-            }
-            state.phase = phase;
-            self.changed.notify_all();
-            std::mem::take(&mut state.values)
-        };
-        drop(values);
+    /// Ends it and gives its values, which the caller lets go of where no lock is held.
+    #[must_use]
+    pub(super) fn end(&self, phase: Phase) -> Vec<Option<Value>> {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Failed(_) | Phase::Dropped) {
+            return Vec::new();
+        }
+        state.phase = phase;
+        self.changed.notify_all();
+        std::mem::take(&mut state.values)
     }
 
     /// An array of it.
@@ -303,10 +333,14 @@ impl Snapshot {
     }
 }
 
-/// The checksum of a value.
-fn checksum(block: &Block) -> u64 {
+/// The checksums of a value.
+fn checksums(block: &Block) -> Checksums {
     // SAFETY: the block is a value, which nobody writes to.
-    xxh3_64(unsafe { block.as_slice() })
+    let bytes = unsafe { block.as_slice() };
+    if bytes.is_empty() {
+        return Checksums(SmallVec::from_elem(xxh3_64(&[]), 1));
+    }
+    Checksums(bytes.chunks(CHUNK as usize).map(xxh3_64).collect())
 }
 
 impl ArrayInfo {

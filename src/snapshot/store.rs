@@ -1,21 +1,29 @@
 //! A store: the newest whole snapshots, as many as its size says.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::local::{self, Item};
 use super::region::Region;
-use super::snapshot::{ArrayInfo, Description, Shard, Snapshot};
+use super::room;
+use super::snapshot::{ArrayInfo, Description, Phase, Shard, Snapshot};
 use crate::abi::Status;
 use crate::runtime::buffer::Buffer;
-use crate::runtime::fetch::{Arrived, fetch};
-use crate::wire::arena::Block;
+use crate::runtime::fetch::{Receiver, fetch};
+use crate::wire::arena::{Arena, Block, Expectation};
 use crate::wire::message::Dims;
 
 /// Keeps the last whole snapshots. A snapshot that is being taken needs its memory beside them.
 pub struct Store {
     size: usize,
     checksums: bool,
+    /// Held from a snapshot's becoming whole until the memory of those that it takes the place of is free.
+    committing: Mutex<()>,
     /// Whole ones, in the order in which they were asked for.
     ring: Mutex<Vec<Arc<Snapshot>>>,
+    /// Where the last snapshot was taken to.
+    arena: OnceLock<Arc<Arena>>,
+    /// Memory for the next snapshot.
+    expected: Mutex<Option<Expectation>>,
 }
 
 /// An array to take a snapshot of: the buffers that make it up, each with where it begins in the array.
@@ -42,7 +50,14 @@ pub struct Request {
 impl Store {
     /// An empty store that keeps `size` snapshots, at least one, and computes checksums or doesn't.
     pub fn new(size: usize, checksums: bool) -> Arc<Self> {
-        Arc::new(Self { size: size.max(1), checksums, ring: Mutex::default() })
+        Arc::new(Self {
+            size: size.max(1),
+            checksums,
+            committing: Mutex::default(),
+            ring: Mutex::default(),
+            arena: OnceLock::new(),
+            expected: Mutex::default(),
+        })
     }
 
     fn ring(&self) -> MutexGuard<'_, Vec<Arc<Snapshot>>> {
@@ -54,27 +69,64 @@ impl Store {
         self.checksums
     }
 
-    /// Begins a snapshot of the values that the buffers have now. Waits for nothing: the copies are made by the workers,
-    /// while programs go on; what they lose makes the snapshot fail, not this call.
+    /// Begins a snapshot of the values that the buffers have now. Waits for nothing: values are copied while programs go
+    /// on; what is lost meanwhile makes the snapshot fail, not this call.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED where the arena has no room; INVALID_ARGUMENT for deleted buffers and parts that make up no
     /// array. The store's snapshots stay.
     pub fn take(self: &Arc<Self>, request: Request) -> Result<Arc<Snapshot>, Status> {
         let Request { step, label, metadata, arrays: sources } = request;
-        let (mut arrays, mut shards, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut arrays, mut shards, mut buffers) = (Vec::with_capacity(sources.len()), Vec::new(), Vec::new());
         for source in sources {
             arrays.push(describe(&source, arrays.len(), &mut shards)?);
             buffers.extend(source.parts.into_iter().map(|(_, buffer)| buffer));
         }
-        let snapshot = Snapshot::new(self, Description { step, label, metadata, arrays, shards });
+        // What is lost already needs no memory. Other errors come to light when the values do.
+        let is_copied = |buffer: &Arc<Buffer>| buffer.holder.session().is_some_and(|session| session.lost().is_none());
+        let copied: Vec<bool> = buffers.iter().map(is_copied).collect();
+        let sizes: Vec<u64> =
+            shards.iter().zip(&copied).filter(|(_, copied)| **copied).map(|(shard, _)| shard.bytes).collect();
+        let mut room = Vec::new();
+        if let Some(buffer) = buffers.first() {
+            self.suspend_expectation();
+            room = room::make(&buffer.client, &sizes)?;
+            let _ = self.arena.set(buffer.client.arena().clone());
+        }
+        let copied_bytes = sizes.iter().sum();
+        let snapshot = Snapshot::new(self, Description { step, label, metadata, arrays, shards, copied: copied_bytes });
         if buffers.is_empty() {
             snapshot.complete();
         }
-        let taken = snapshot.clone();
-        let arrived: Arrived = Arc::new(move |shard, value| taken.arrived(shard, value));
-        fetch(&buffers, &arrived)?;
+        let (mut room, mut items, mut others) = (room.into_iter(), Vec::with_capacity(sizes.len()), Vec::new());
+        for (shard, (buffer, copied)) in buffers.into_iter().zip(copied).enumerate() {
+            let block = if copied { room.next() } else { None };
+            match (block, buffer.hold()) {
+                (Some(block), Some(held)) => items.push(Item { shard, held, block }),
+                (block, _) => others.push((shard, buffer, block)),
+            }
+        }
+        let receiver: Arc<dyn Receiver> = snapshot.clone();
+        fetch(others, &receiver);
+        local::begin(&snapshot, items);
         Ok(snapshot)
+    }
+
+    /// Nothing more is committed ahead while a snapshot is taken: that is what it was for.
+    fn suspend_expectation(&self) {
+        if let Some(expected) = &*self.expected() {
+            expected.suspend();
+        }
+    }
+
+    /// Has memory for the next snapshot, which will be like this one, made ready, once it is clear that there will be one.
+    fn expect_another(&self, like: &Snapshot, is_first: bool) {
+        let Some(arena) = self.arena.get().filter(|_| !is_first) else { return };
+        *self.expected() = Some(arena.expect(like.copied));
+    }
+
+    fn expected(&self) -> MutexGuard<'_, Option<Expectation>> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A whole snapshot of values that are in the arena already, such as from a file.
@@ -84,24 +136,38 @@ impl Store {
             snapshot.complete();
         }
         for (shard, block) in blocks.into_iter().enumerate() {
-            snapshot.arrived(shard, Ok(block));
+            snapshot.add_done(block.len() as u64);
+            snapshot.take_in(shard, Ok(block));
         }
         snapshot
     }
 
     /// Takes a snapshot whose values are all there among the whole ones; the oldest make room.
     pub(super) fn commit(&self, snapshot: &Arc<Snapshot>) {
-        let outdated: Vec<_> = {
+        let _committing = self.committing();
+        let (outdated, is_first): (Vec<_>, _) = {
             let mut ring = self.ring();
             if !snapshot.make_whole() {
                 return;
             }
+            let is_first = ring.is_empty();
             let place = ring.partition_point(|other| other.id < snapshot.id);
             ring.insert(place, snapshot.clone());
             let excess = ring.len().saturating_sub(self.size);
-            ring.drain(..excess).collect()
+            (ring.drain(..excess).map(|outdated| outdated.end(Phase::Dropped)).collect(), is_first)
         };
-        outdated.iter().for_each(|snapshot| snapshot.release());
+        // Freed here, without the ring's lock.
+        drop(outdated);
+        self.expect_another(snapshot, is_first);
+    }
+
+    /// Returns when no commit is under way.
+    pub(super) fn finish_commit(&self) {
+        drop(self.committing());
+    }
+
+    fn committing(&self) -> MutexGuard<'_, ()> {
+        self.committing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The whole snapshots, oldest first.

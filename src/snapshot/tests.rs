@@ -42,6 +42,7 @@ fn description(step: i64, arrays: usize) -> Description {
         metadata: Vec::new(),
         arrays: (0..arrays).map(info).collect(),
         shards: (0..arrays).map(shard).collect(),
+        copied: 0,
     }
 }
 
@@ -93,7 +94,8 @@ proptest! {
                     let at = index.index(waiting.len());
                     let (snapshot, next) = &mut *waiting[at];
                     let was_copying = snapshot.phase() == Phase::Copying;
-                    snapshot.arrived(*next, Ok(block(&arena, 16, 7)));
+                    snapshot.add_done(16);
+                    snapshot.take_in(*next, Ok(block(&arena, 16, 7)));
                     *next += 1;
                     if was_copying && *next == snapshot.shards.len() {
                         prop_assert_ne!(snapshot.wait(PATIENCE), Phase::Copying);
@@ -103,7 +105,7 @@ proptest! {
                 Step::Lose(index) if !all.is_empty() => {
                     let (snapshot, next) = &all[index.index(all.len())];
                     if *next < snapshot.shards.len() {
-                        snapshot.arrived(*next, Err(Status::failed_precondition("lost")));
+                        snapshot.take_in(*next, Err(Status::failed_precondition("lost")));
                     }
                 }
                 Step::Drop(index) if !all.is_empty() => {

@@ -177,12 +177,12 @@ pub enum Command {
         /// Where to.
         to: Extent,
     },
-    /// As many [`Command::Download`]s to the default host layout, in one message.
+    /// As many [`Command::Download`]s to the default host layout, or [`Command::ReadRaw`]s, in one message.
     Downloads {
         /// The request of the first one; the others' are counted on from it.
         first: RequestId,
-        /// Each buffer, and where to.
-        downloads: Vec<(BufferId, Extent)>,
+        /// What to read.
+        downloads: Vec<Wanted>,
     },
     /// Write a buffer's raw device bytes to the arena.
     ReadRaw {
@@ -476,6 +476,47 @@ pub enum Query {
     Ping,
 }
 
+/// Where device memory lies that the client can see, as one number: 0 where it is none.
+pub mod place {
+    /// Set where the memory is a stretch of the arena that was lent.
+    const ARENA: u64 = 1 << 63;
+
+    /// A stretch of memory, by its first byte.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Place {
+        /// In the worker's heap.
+        Heap(u64),
+        /// In the arena.
+        Arena(u64),
+    }
+
+    /// As it travels.
+    pub fn encode(place: Option<Place>) -> u64 {
+        match place {
+            None => 0,
+            Some(Place::Heap(offset)) => offset + 1,
+            Some(Place::Arena(offset)) => ARENA | (offset + 1),
+        }
+    }
+
+    /// What a number that travelled means.
+    pub fn decode(number: u64) -> Option<Place> {
+        let offset = (number & !ARENA).checked_sub(1)?;
+        Some(if number & ARENA == 0 { Place::Heap(offset) } else { Place::Arena(offset) })
+    }
+}
+
+/// A value, or a part of one, that is wanted in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Whose.
+    pub buffer: BufferId,
+    /// The first of its raw device bytes; `None` for all elements as the host has them.
+    pub from: Option<u64>,
+    /// Where to, and how much.
+    pub to: Extent,
+}
+
 /// Worker to client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
@@ -488,6 +529,8 @@ pub enum Report {
         buffer: BufferId,
         /// Its fate.
         result: Result<(), Status>,
+        /// Where the value lies; see [`place`].
+        place: u64,
     },
     /// One device's part of a launch is over: all its outputs are ready, or poisoned.
     Executed {
@@ -497,8 +540,7 @@ pub enum Report {
         device: u32,
         /// Its fate.
         result: Result<(), Status>,
-        /// For each output, where its value lies in the worker's heap, from 1 on; 0 where it lies elsewhere. Empty where
-        /// there is no heap.
+        /// For each output, where its value lies; see [`place`]. Empty where that is nowhere that the client can see.
         places: Ids,
     },
     /// The worker no longer uses an extent of the arena.

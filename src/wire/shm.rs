@@ -168,6 +168,14 @@ impl Mapping {
         self.advise(offset, len, Advice::LinuxPopulateWrite);
     }
 
+    /// Makes a stretch present and keeps it so: never to be written to disk. `false` where the kernel does not allow it,
+    /// mostly for the process's limit (`ulimit -l`).
+    pub fn lock(&self, offset: u64, len: u64) -> bool {
+        let Some(at) = self.at(offset, len) else { return false };
+        // SAFETY: mapped by us; locking changes neither contents nor protection.
+        unsafe { rustix::mm::mlock(at.as_ptr().cast(), len as usize) }.is_ok()
+    }
+
     /// Asks for huge pages; the kernel may decline.
     pub fn prefer_huge_pages(&self) {
         self.advise(0, self.len as u64, Advice::LinuxHugepage);

@@ -14,8 +14,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::wire::arena::FreeSpace;
+use super::inner::Buffer;
+use crate::wire::arena::{ArenaView, FreeSpace};
 use crate::wire::ids::IdMap;
+use crate::wire::message::place::{self, Place};
 use crate::wire::shm::{self, Mapping, PAGE};
 
 /// Aligned blocks are those that the plugin's buffers are made of: XLA's CPU plugin aligns them so.
@@ -30,6 +32,8 @@ static LEN: AtomicUsize = AtomicUsize::new(0);
 
 struct Heap {
     fd: OwnedFd,
+    /// Lent blocks of it are device memory as well.
+    arena: Option<&'static ArenaView>,
     mapping: Mapping,
     slack: u64,
     state: Mutex<State>,
@@ -50,12 +54,12 @@ struct State {
 ///
 /// # Errors
 /// The kernel's refusal to map it; then nothing changes.
-pub fn start(fd: OwnedFd, slack: u64) -> std::io::Result<()> {
+pub fn start(fd: OwnedFd, slack: u64, arena: Option<&'static ArenaView>) -> std::io::Result<()> {
     let mapping = Mapping::new(fd.as_fd())?;
     mapping.prefer_huge_pages();
     let (len, address) = (mapping.len(), mapping.address());
     let state = State { space: FreeSpace::new(len as u64), blocks: HashMap::default(), touched: 0, left: false };
-    let heap = Heap { fd, mapping, slack, state: Mutex::new(state) };
+    let heap = Heap { fd, arena, mapping, slack, state: Mutex::new(state) };
     if HEAP.set(heap).is_ok() {
         START.store(address, Ordering::Release);
         LEN.store(len, Ordering::Release);
@@ -72,6 +76,15 @@ pub fn is_on() -> bool {
 pub fn offset_of(address: usize) -> Option<u64> {
     let offset = address.wrapping_sub(START.load(Ordering::Acquire));
     (offset < LEN.load(Ordering::Acquire)).then_some(offset as u64)
+}
+
+/// Where a buffer's memory is that the client can see, as reports have it: nowhere, for one that was used up.
+pub(super) fn place_of(buffer: &Buffer) -> u64 {
+    let place = |address| {
+        let in_arena = || HEAP.get()?.arena?.offset_of(address).map(Place::Arena);
+        offset_of(address).map(Place::Heap).or_else(in_arena)
+    };
+    place::encode(buffer.address().ok().and_then(place))
 }
 
 /// A block of at least `len` bytes at a multiple of `align`; `None` where the C library should give it.

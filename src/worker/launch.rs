@@ -220,10 +220,9 @@ impl Aside {
     }
 }
 
-/// Where in the heap the buffers lie, as [`Report::Executed`] has it. One that a later launch has used up has no address.
+/// Where the buffers lie, as [`Report::Executed`] has it. One that a later launch has used up has no address.
 fn places(buffers: &[Arc<Buffer>]) -> Ids {
-    let place = |buffer: &Arc<Buffer>| buffer.address().ok().and_then(heap::offset_of).map_or(0, |offset| offset + 1);
-    buffers.iter().map(place).collect()
+    buffers.iter().map(|buffer| heap::place_of(buffer)).collect()
 }
 
 impl Program {

@@ -66,15 +66,13 @@ impl Outbox {
         self.0.end.wake();
     }
 
-    /// Says that a buffer has its value, or why it has none.
-    pub fn ready(&self, buffer: BufferId, result: Result<(), Status>) {
-        self.send(Report::Ready { buffer, result });
-    }
-
-    /// Says it once the event has happened; an event that there is none of is an error.
-    pub fn ready_after(&self, buffer: BufferId, event: Result<Event, Status>) {
-        let outbox = self.clone();
-        self.after(event, move |result| outbox.ready(buffer, result));
+    /// Says that a buffer has its value, which lies at a place of the heap (see [`Report::Ready`]), or why it has none.
+    pub fn ready(&self, buffer: BufferId, result: Result<u64, Status>) {
+        let (result, place) = match result {
+            Ok(place) => (Ok(()), place),
+            Err(status) => (Err(status), 0),
+        };
+        self.send(Report::Ready { buffer, result, place });
     }
 
     /// Answers a request.

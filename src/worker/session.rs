@@ -20,7 +20,7 @@ use super::table::Table;
 use crate::abi::Status;
 use crate::wire::arena::ArenaView;
 use crate::wire::ids::IdMap;
-use crate::wire::message::{BufferId, ClientDescription, Command, Execute, Extent, Query, Report, Start};
+use crate::wire::message::{BufferId, ClientDescription, Command, Execute, Extent, Query, Report, Start, Wanted};
 
 /// What is to be done after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Session {
 
     /// From now on buffers come from the heap: the plugin computes in host memory.
     fn start_heap(&mut self, slack: u64) {
-        if let Some(Err(error)) = self.heap.take().map(|heap| heap::start(heap, slack)) {
+        if let Some(Err(error)) = self.heap.take().map(|fd| heap::start(fd, slack, self.arena)) {
             tracing::warn!(%error, "the client can't read device memory in place");
         }
     }
@@ -88,9 +88,11 @@ impl Session {
     fn start(&mut self, start: &Start) {
         let spanning = Spanning::new(self.exchange.take(), self.fates.clone());
         let result = Host::new(start, self.outbox.clone(), self.arena, spanning);
-        let result = result.and_then(|host| {
+        let result = result.and_then(|mut host| {
             let description = host.describe()?;
-            if description.as_ref().is_some_and(|client| client.platform_name.eq_ignore_ascii_case("cpu")) {
+            host.computes_in_host_memory =
+                description.as_ref().is_some_and(|client| client.platform_name.eq_ignore_ascii_case("cpu"));
+            if host.computes_in_host_memory {
                 self.start_heap(start.heap_slack);
             }
             self.host = Some(host);
@@ -116,6 +118,8 @@ pub(super) struct Host {
     pub(super) spanning: Spanning,
     pub(super) lane: Lane,
     pub(super) misdeeds: Misdeeds,
+    /// Whether device memory is host memory.
+    computes_in_host_memory: bool,
     arena: Option<&'static ArenaView>,
 }
 
@@ -191,6 +195,7 @@ impl Host {
             spanning,
             lane: Lane::start(),
             misdeeds: Misdeeds::default(),
+            computes_in_host_memory: false,
             arena,
         })
     }
@@ -253,7 +258,7 @@ impl Host {
             Command::Shutdown => {}
             Command::Declare { buffers } => buffers.iter().for_each(|buffer| self.table.declare(*buffer)),
             Command::Upload { buffer, spec, data, quiet } => self.upload(buffer, &spec, data, quiet),
-            Command::Fail { buffer, status } => self.settle(buffer, Err(status)),
+            Command::Fail { buffer, status } => self.fail(buffer, status),
             Command::Uninitialized { buffer, spec } => self.uninitialized(buffer, &spec),
             Command::Alias { buffer, source } => self.alias(buffer, source),
             Command::Copy { source, buffer, memory } => self.copy(source, buffer, memory),
@@ -262,8 +267,11 @@ impl Host {
                 self.download(request, buffer, minor_to_major, to);
             }
             Command::Downloads { first, downloads } => {
-                for (request, (buffer, to)) in (first..).zip(downloads) {
-                    self.dispatch(Command::Download { request, buffer, minor_to_major: SmallVec::new(), to });
+                for (request, Wanted { buffer, from, to }) in (first..).zip(downloads) {
+                    self.dispatch(match from {
+                        Some(offset) => Command::ReadRaw { request, buffer, offset, to },
+                        None => Command::Download { request, buffer, minor_to_major: SmallVec::new(), to },
+                    });
                 }
             }
             Command::ReadRaw { request, buffer, offset, to } => self.read_raw(request, buffer, offset, to),
@@ -307,10 +315,20 @@ impl Host {
         Ok(arena.at(extent)?.as_ptr())
     }
 
+    /// Makes a stretch of the arena present here and, where devices have memory of their own, known to them: they copy
+    /// from and to it at the speed of the bus then.
     fn populate(&self, extent: Extent) {
-        if let Some(arena) = self.arena {
-            self.background.run(move || arena.populate(extent));
-        }
+        let Some(arena) = self.arena else { return };
+        let client = self.client.clone().filter(|_| !self.computes_in_host_memory);
+        self.background.run(move || {
+            arena.populate(extent);
+            let (Some(client), Ok(start)) = (client, arena.at(extent)) else { return };
+            // SAFETY: the arena is mapped for good, and the client gives no memory of it back to the machine where devices
+            // have memory of their own (`Arena::keep_all`).
+            if let Err(status) = unsafe { client.dma_map(start, extent.len as usize) } {
+                tracing::debug!(%status, "devices don't copy directly to and from host memory");
+            }
+        });
     }
 
     /// Gives everything back to the plugin, the client last. Nothing is in flight any more.

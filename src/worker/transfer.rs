@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::heap;
 use super::inner::{Buffer, Event, HostData, HostSemantics, major_to_minor};
 use super::session::Host;
 use crate::abi::{Status, element};
@@ -11,6 +12,14 @@ use crate::wire::message::{BufferId, BufferSpec, Extent, Layout, LoanId, Payload
 
 /// The version that brought `PJRT_HostBufferSemantics_kMutableZeroCopy`.
 const MUTABLE_ZERO_COPY_SINCE: i32 = 48;
+
+/// Whether a value's memory belongs to one buffer of the client's. Where it has several names, it may be donated by
+/// another one: the client is not told where it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    One,
+    Several,
+}
 
 impl Host {
     /// Makes a buffer from host data, which it gives back once the plugin is done with it.
@@ -34,7 +43,7 @@ impl Host {
                 if let Some((loan, bytes)) = loan {
                     self.outbox.returned(loan, bytes);
                 }
-                self.settle(buffer, Err(status));
+                self.fail(buffer, status);
             }
         }
     }
@@ -89,7 +98,7 @@ impl Host {
     /// Makes a declared buffer equal to another: both are the inner plugin's one.
     pub(super) fn alias(&mut self, buffer: BufferId, source: BufferId) {
         let made = self.table.get(source).cloned();
-        self.settle_shared(buffer, made);
+        self.settle_and_say(buffer, made, Names::Several);
     }
 
     /// Copies a buffer into another memory of the slice.
@@ -101,7 +110,7 @@ impl Host {
     /// Makes a buffer of another's bytes, as another type and shape.
     pub(super) fn bitcast(&mut self, source: BufferId, buffer: BufferId, spec: &BufferSpec) {
         let made = self.table.get(source).and_then(|source| source.bitcast(spec));
-        self.settle_made(buffer, made);
+        self.settle_and_say(buffer, made.map(Arc::new), Names::Several);
     }
 
     /// Writes a buffer's elements to the arena.
@@ -137,26 +146,29 @@ impl Host {
         self.outbox.done_after(request, event);
     }
 
-    /// Gives a buffer its value, or an error, and says so at once.
-    pub(super) fn settle(&mut self, buffer: BufferId, value: Result<Arc<Buffer>, Status>) {
-        let result = value.as_ref().map(|_| ()).map_err(Status::clone);
-        self.table.settle(buffer, value);
-        self.outbox.ready(buffer, result);
+    /// Gives a buffer an error for its value, and says so.
+    pub(super) fn fail(&mut self, buffer: BufferId, status: Status) {
+        self.table.settle(buffer, Err(status.clone()));
+        self.outbox.ready(buffer, Err(status));
     }
 
     /// Gives a buffer the one that was made, or the error, and says so once it is ready.
     fn settle_made(&mut self, buffer: BufferId, made: Result<Buffer, Status>) {
-        self.settle_shared(buffer, made.map(Arc::new));
+        self.settle_and_say(buffer, made.map(Arc::new), Names::One);
     }
 
-    fn settle_shared(&mut self, buffer: BufferId, made: Result<Arc<Buffer>, Status>) {
-        match made {
-            Ok(made) => {
-                let event = made.ready();
-                self.table.settle(buffer, Ok(made));
-                self.outbox.ready_after(buffer, event);
-            }
-            Err(status) => self.settle(buffer, Err(status)),
-        }
+    fn settle_and_say(&mut self, buffer: BufferId, made: Result<Arc<Buffer>, Status>, names: Names) {
+        let made = match made {
+            Ok(made) => made,
+            Err(status) => return self.fail(buffer, status),
+        };
+        let event = made.ready();
+        // Kept for its address, which is known for sure when it is ready.
+        let kept = (names == Names::One && heap::is_on()).then(|| made.clone());
+        self.table.settle(buffer, Ok(made));
+        let outbox = self.outbox.clone();
+        self.outbox.after(event, move |result| {
+            outbox.ready(buffer, result.map(|()| kept.map_or(0, |kept| heap::place_of(&kept))));
+        });
     }
 }

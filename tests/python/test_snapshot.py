@@ -181,10 +181,10 @@ def test_restored_where_the_slices_it_was_taken_from_are_gone() -> None:
     for index in (0, 1):
         old = incarnation_of(index)
         kill(index)
+        wait_replaced(index, old)
         lost = store.take(tree, step=2)
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"DATA_LOSS: slice {index}"):
             lost.wait()
-        wait_replaced(index, old)
         if index == 0:
             tree = snapshot.restore(_latest(store))
     assert [one.step for one in store.list()] == [1]
@@ -310,6 +310,72 @@ def test_killed_at_random_moments_of_take_commit_and_restore() -> None:
     print(f"{kills} kills, the last whole snapshot is of step {whole}")
     store.clear()
     wait_for(lambda: all(one.is_healthy for one in mainstay.slices()), "both slices")
+
+
+@jax_process(slices=2, env=RESTLESS)
+def test_a_value_that_was_there_outlives_its_slice_uncopied() -> None:
+    """What was ready at the call is read from the memory that the dead worker leaves; what was not is lost with it."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from mainstay import snapshot
+    from probe import devices_of, incarnation_of, kill, wait_replaced
+
+    device = devices_of(1)[0]
+    make = jax.jit(lambda start: jnp.arange(8 << 20, dtype=jnp.int32) + start)
+    there = jax.block_until_ready(make(jax.device_put(jnp.int32(5), device)))
+    store, old = snapshot.Store(), incarnation_of(1)
+    taken = store.take(there, step=1)
+    kill(1)
+    assert taken.wait(60)
+    taken.verify()
+    wait_replaced(1, old)
+    np.testing.assert_array_equal(np.asarray(snapshot.restore(taken)), np.arange(8 << 20, dtype=np.int32) + 5)
+
+
+@jax_process(slices=1)
+def test_large_values_wherever_their_memory_is() -> None:
+    """Made by a program, put there from the host, passed on by donation, restored; progress moves within one value."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from mainstay import snapshot
+
+    count = 12 << 20
+    values = np.arange(count, dtype=np.int32)
+    add = jax.jit(lambda x, n: x + n, donate_argnums=0)
+    store = snapshot.Store(1)
+
+    def check(array: Any, expected: Any) -> Any:
+        taken = store.take([array, array])
+        seen = {taken.progress.done}
+        while taken.is_copying():
+            seen.add(taken.progress.done)
+        assert taken.progress.done == taken.progress.total == 2 * array.nbytes
+        taken.verify()
+        first, second = snapshot.restore(taken)
+        np.testing.assert_array_equal(np.asarray(first), expected)
+        np.testing.assert_array_equal(np.asarray(second), expected)
+        print(f"progress was seen at {len(seen)} points")
+        return first
+
+    restored = check(jax.jit(lambda: jnp.arange(count, dtype=jnp.int32))(), values)
+    check(restored, values)
+    put = jax.device_put(values)
+    check(put, values)
+    donated = add(put, 3)
+    check(donated, values + 3)
+    pending = add(add(donated, 1), 1)
+    check(pending, values + 5)
+    # The address of the device's memory is asked for: the array has a view in place while it is copied and donated.
+    pending.unsafe_buffer_pointer()
+    taken = store.take(pending)
+    later = add(pending, 4)
+    assert taken.wait(60)
+    np.testing.assert_array_equal(np.asarray(snapshot.restore(taken)), values + 5)
+    np.testing.assert_array_equal(np.asarray(later), values + 9)
 
 
 @jax_process(slices=2, env=LONG, timeout=PATIENCE)

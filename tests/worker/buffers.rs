@@ -182,3 +182,17 @@ fn what_the_client_gets_wrong_is_an_error_that_names_it() {
     assert!(worker.download(12345, 1).unwrap_err().message.contains("12345"));
     assert!(worker.ask(Query::MemoryStats { device: 9 }).unwrap_err().message.contains("device index 9"));
 }
+
+#[test]
+fn devices_with_memory_of_their_own_copy_directly_to_the_arena() {
+    for (platform, expected) in [("fake", true), ("cpu", false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let mut worker = Worker::start_fake(&format!("platform={platform};log={}", log.display()));
+        let block = worker.arena.allocate(1 << 20).unwrap();
+        worker.send(Command::Populate { extent: block.extent() });
+        assert!(worker.shut_down().success());
+        let called = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(called.lines().any(|line| line == "PJRT_Client_DmaMap"), expected, "{called}");
+    }
+}

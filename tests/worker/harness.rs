@@ -53,18 +53,32 @@ impl Worker {
         Self::spawn_in(start, None, 8)
     }
 
-    /// The same, with memory to exchange data with other slices in, and so many threads for programs.
+    /// A worker with a client of the fake plugin, which is told this (see `ffi/fake_faults.h`).
+    pub fn start_fake(commands: &str) -> Self {
+        let plugin = env!("MAINSTAY_FAKE_PLUGIN").into();
+        let start = Start { plugin, options: Vec::new(), create_client: true, heap_slack: 0 };
+        let mut worker = Self::spawn_with(start, None, &[("FAKE_PLUGIN", commands)]);
+        worker.description = worker.started().unwrap().map(|description| *description);
+        worker
+    }
+
+    /// A process that has got its start command, with memory to exchange data with other slices in, and so many threads
+    /// for programs.
     ///
     /// XLA's CPU plugin has a thread for each device or processor, and the last bits of a convolution follow from how
     /// many: eight give the bits that one client of eight devices gives.
     pub fn spawn_in(start: Start, exchange: Option<BorrowedFd<'_>>, threads: usize) -> Self {
+        Self::spawn_with(start, exchange, &[("PJRT_NPROC", &threads.to_string())])
+    }
+
+    fn spawn_with(start: Start, exchange: Option<BorrowedFd<'_>>, environment: &[(&str, &str)]) -> Self {
         let arena = Arena::new(ArenaOptions::new(64 << 20)).unwrap();
         let (end, listener, mut fds) = connection::connect(&connection::Options::default(), Some(arena.fd())).unwrap();
         if let Some(exchange) = exchange {
             fds = fds.with_exchange(exchange).unwrap();
         }
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        command.args(["worker", "--label", "test"]).env("PJRT_NPROC", threads.to_string());
+        command.args(["worker", "--label", "test"]).envs(environment.iter().copied());
         fds.inherit(&mut command).unwrap();
         let child = command.spawn().unwrap();
         drop(command);
@@ -172,7 +186,7 @@ impl Worker {
     /// A buffer's fate.
     pub fn ready(&mut self, buffer: BufferId) -> Result<(), Status> {
         self.wait_for(|report| match report {
-            Report::Ready { buffer: of, result } if *of == buffer => Some(result.clone()),
+            Report::Ready { buffer: of, result, .. } if *of == buffer => Some(result.clone()),
             _ => None,
         })
     }

@@ -1,15 +1,16 @@
 """Making arrays from a snapshot."""
 
-import struct
+import functools
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src.lib import xla_client  # type: ignore[attr-defined]
 from jax.sharding import Sharding
 
 from mainstay.snapshot._engine import SnapshotError
 from mainstay.snapshot._files import leaf_names
-from mainstay.snapshot._leaves import Kept, Leaf, start_of
+from mainstay.snapshot._leaves import Kept, Keys, Leaf, start_of
 from mainstay.snapshot._store import Snapshot
 
 
@@ -44,8 +45,7 @@ def restore(snapshot: Snapshot, *, like: Any = None, shardings: Any = None) -> A
         models, structure = jax.tree.flatten(like)
         leaves = _leaves_for(snapshot, structure)
         targets = [_sharding_like(leaf, one) for leaf, one in zip(leaves, models, strict=True)]
-    made = [_leaf(snapshot, leaf, target) for leaf, target in zip(leaves, targets, strict=True)]
-    return jax.tree.unflatten(structure, made)
+    return jax.tree.unflatten(structure, _made(snapshot, leaves, targets))
 
 
 def _leaves_for(snapshot: Snapshot, structure: Any) -> list[Leaf | Kept]:
@@ -86,29 +86,58 @@ def _sharding_like(leaf: Leaf | Kept, one: Any) -> Any:
     return getattr(one, "sharding", None)
 
 
-def _leaf(snapshot: Snapshot, leaf: Leaf | Kept, sharding: Any) -> Any:
-    if isinstance(leaf, Kept):
-        return leaf.value.copy() if isinstance(leaf.value, np.ndarray) else leaf.value
-    committed = leaf.committed or sharding is not None
-    if sharding is None:
+def _made(snapshot: Snapshot, leaves: list[Leaf | Kept], targets: list[Any]) -> list[Any]:
+    """The leaves, made anew; all arrays in one go."""
+    made: list[Any] = []
+    wanted: list[tuple[int, Leaf, Sharding, bool, _Placement]] = []
+    keys: list[tuple[int, Keys]] = []
+    for place, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
+        if isinstance(leaf, Kept):
+            made.append(leaf.value.copy() if isinstance(leaf.value, np.ndarray) else leaf.value)
+            continue
         sharding = leaf.sharding
-    elif leaf.keys is not None:
-        sharding = leaf.keys.below(sharding)
-    array = _array(snapshot, leaf, sharding, committed)
-    return array if leaf.keys is None else leaf.keys.array_of(array)
+        if target is not None:
+            sharding = target if leaf.keys is None else leaf.keys.below(target)
+        placement = _placement(leaf.aval.shape, leaf.aval.dtype, sharding)
+        wanted.append((place, leaf, sharding, leaf.committed or target is not None, placement))
+        made.append(None)
+    orders = b"".join([placement.orders(leaf.number) for _, leaf, _, _, placement in wanted])
+    with snapshot._engine.supplying(snapshot._handle, orders):
+        for place, leaf, sharding, committed, placement in wanted:
+            array = xla_client.batched_device_put(
+                leaf.aval, sharding, placement.shards, placement.devices, committed=committed, enable_x64=True
+            )
+            made[place] = array
+            if leaf.keys is not None:
+                keys.append((place, leaf.keys))
+    # Not before: this may run programs, which must get buffers of their own.
+    for place, kind in keys:
+        made[place] = kind.array_of(made[place])
+    return made
 
 
-def _array(snapshot: Snapshot, leaf: Leaf, sharding: Any, committed: bool) -> jax.Array:
-    from jax._src.lib import xla_client  # type: ignore[attr-defined]
+class _Placement:
+    """The shards of arrays of one shape, type and sharding: which devices, and what of the array."""
 
-    aval = leaf.aval
-    indices = sharding.addressable_devices_indices_map(aval.shape)
-    numbers: list[int] = []
-    for device, index in indices.items():
-        numbers += (leaf.number, device.id, len(index), *start_of(index))
-    # Never read: it says what kind of array is wanted, and has no memory of its own.
-    shard = np.broadcast_to(np.zeros((), aval.dtype), sharding.shard_shape(aval.shape))
-    with snapshot._engine.supplying(snapshot._handle, struct.pack(f"<{len(numbers)}q", *numbers)):
-        return xla_client.batched_device_put(
-            aval, sharding, [shard] * len(indices), list(indices), committed=committed, enable_x64=True
-        )
+    __slots__ = ("_orders", "devices", "shards")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> None:
+        # JAX has None for what has no dimensions in its declaration only.
+        indices: dict[Any, Any] = dict(sharding.addressable_devices_indices_map(shape))
+        self.devices = list(indices)
+        # Never read: it says what kind of array is wanted, and has no memory of its own.
+        shard = np.broadcast_to(np.zeros((), dtype), sharding.shard_shape(shape))
+        self.shards = [shard] * len(indices)
+        orders = [(0, device.id, len(index), *start_of(index)) for device, index in indices.items()]
+        self._orders = np.array(orders, np.dtype("<i8"))
+
+    def orders(self, number: int) -> bytes:
+        """What the extension is asked for, for an array with this number in its snapshot."""
+        orders = self._orders.copy()
+        orders[:, 0] = number
+        return orders.tobytes()
+
+
+@functools.lru_cache(maxsize=65536)
+def _placement(shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> _Placement:
+    return _Placement(shape, dtype, sharding)

@@ -1,12 +1,13 @@
 """Stores and snapshots."""
 
 import threading
+from collections import deque
 from typing import Any
 
 import jax
 
 from mainstay.snapshot._engine import COPYING, DROPPED, FAILED, WHOLE, Progress, engine
-from mainstay.snapshot._leaves import ArrayImpl, Kept, Leaf, Parts, kept, keys_of
+from mainstay.snapshot._leaves import ArrayImpl, Kept, Kinds, Leaf, Parts, Plan, joined, split
 
 # So long a wait in the library is at most, so that Ctrl-C is heeded.
 _SLICE_OF_WAITING = 100_000_000
@@ -129,6 +130,7 @@ class Store:
         self._lock = threading.Lock()
         self._taken: list[Snapshot] = []
         self._parts: dict[Any, Parts] = {}
+        self._plan: Plan | None = None
 
     def __del__(self) -> None:
         """Drops its snapshots."""
@@ -146,8 +148,10 @@ class Store:
         ValueError for arrays that are not on Mainstay's devices.
         """
         leaves, structure = jax.tree.flatten(tree)
-        described, layouts, captured = self._describe(leaves)
-        layout, name = b"".join(layouts), label.encode()
+        arrays, others = split(leaves)
+        plan = self._plan_of(arrays)
+        captured = self._capture(arrays, plan)
+        name = label.encode()
         handle = self._engine.call(
             "Mainstay_Snapshot_Take",
             store=self._handle,
@@ -156,10 +160,10 @@ class Store:
             label_size=len(name),
             buffers=captured.buffers,
             num_buffers=captured.num_buffers,
-            layout=layout,
-            layout_size=len(layout) // 8,
+            layout=plan.layout,
+            layout_size=len(plan.layout) // 8,
         ).snapshot
-        return self._adopt(Snapshot(handle, structure, described, step, label))
+        return self._adopt(Snapshot(handle, structure, joined(plan.leaves, others), step, label))
 
     def _adopt(self, snapshot: Snapshot) -> Snapshot:
         with self._lock:
@@ -167,47 +171,49 @@ class Store:
             self._taken.append(snapshot)
         return snapshot
 
-    def _describe(self, leaves: "list[Any]") -> "tuple[list[Leaf | Kept], list[bytes], Any]":
-        """What the leaves are, what parts they are made of, and the buffers of those parts.
+    def _plan_of(self, arrays: "list[Any]") -> Plan:
+        """What the arrays are and what parts they are made of: the last take's, as a rule.
 
-        A step of the loop is short, and is kept so: a tree has thousands of leaves, and training waits.
+        A tree has thousands of arrays, and training waits: nothing here runs Python's own code for each of them, unless
+        something is new.
         """
-        described: list[Leaf | Kept] = []
-        layouts: list[bytes] = []
-        known, count = self._parts, 0
+        kinds = Kinds.of(arrays)
+        plan = self._plan
+        if plan is None or plan.kinds != kinds:
+            plan = self._plan = Plan(kinds, [self._parts_of(array) for array in arrays])
+        return plan
+
+    def _parts_of(self, array: jax.Array) -> Parts:
+        key = (array.sharding, array.shape)
+        parts = self._parts.get(key)
+        if parts is None:
+            if len(self._parts) >= _MOST_KINDS:
+                self._parts.clear()
+            parts = self._parts[key] = Parts(array)
+        return parts
+
+    def _capture(self, arrays: "list[Any]", plan: Plan) -> Any:
+        """The buffers of the arrays' parts."""
         self._engine.call("Mainstay_Capture_Begin")
         try:
-            for leaf in leaves:
-                array, keys = leaf, None
-                if type(leaf) is not ArrayImpl:
-                    if (below := keys_of(leaf)) is None:
-                        described.append(kept(leaf))
+            if plan.single:
+                # The fastest loop that Python has.
+                deque(map(ArrayImpl.unsafe_buffer_pointer, arrays), maxlen=0)
+            else:
+                for array, parts in zip(arrays, plan.parts, strict=True):
+                    if parts.single:
+                        array.unsafe_buffer_pointer()
                         continue
-                    array, keys = below
-                sharding = array.sharding
-                parts = known.get((sharding, array.shape)) or self._learn(array)
-                if parts.single:
-                    array.unsafe_buffer_pointer()
-                else:
                     shards = array._arrays
                     for place in parts.places:
                         shards[place].unsafe_buffer_pointer()
-                count += len(parts.places)
-                described.append(Leaf(len(layouts), array.aval, sharding, array._committed, keys))
-                layouts.append(parts.layout)
         finally:
             captured = self._engine.call("Mainstay_Capture_End")
-        if captured.num_buffers != count:
+        if captured.num_buffers != plan.count:
             raise ValueError(
                 "the tree has arrays that are not on Mainstay's devices; put them there, or leave them out"
             )
-        return described, layouts, captured
-
-    def _learn(self, array: jax.Array) -> Parts:
-        if len(self._parts) >= _MOST_KINDS:
-            self._parts.clear()
-        parts = self._parts[array.sharding, array.shape] = Parts(array)
-        return parts
+        return captured
 
     def list(self) -> tuple[Snapshot, ...]:
         """The whole snapshots, oldest first."""

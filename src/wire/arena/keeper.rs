@@ -1,5 +1,7 @@
-//! The arena's thread: commits memory ahead of use, touches new pages, gives back what lies idle.
+//! The arena's thread: commits memory ahead of use, touches new pages and locks them where that is allowed, gives back
+//! what lies idle.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
@@ -48,7 +50,17 @@ impl Shared {
     /// Whether there is something to do ahead or to give back.
     pub(super) fn keeper_is_needed(&self, state: &State) -> bool {
         let ready = state.ready(self.options.capacity);
-        ready < self.options.ahead && state.uncommitted.total() > 0 || ready > self.options.slack
+        ready < self.ahead(state) && state.uncommitted.total() > 0 || ready > self.slack(state)
+    }
+
+    /// So much free memory is to be ready.
+    fn ahead(&self, state: &State) -> u64 {
+        self.options.ahead.max(state.expected)
+    }
+
+    /// More free memory than this is given back.
+    fn slack(&self, state: &State) -> u64 {
+        self.options.slack.saturating_add(state.lenience)
     }
 
     fn next_work(&self, state: &mut State, refused_at: Option<u64>) -> Option<Work> {
@@ -65,13 +77,13 @@ impl Shared {
             return None;
         }
         let ready = state.ready(self.options.capacity);
-        if ready < self.options.ahead {
+        if ready < self.ahead(state) {
             let (start, end) = self.stretch_to_commit(state)?;
             self.take(state, start, end);
             return Some(Work::Commit(start, end));
         }
-        if ready > self.options.slack {
-            let (start, end) = self.stretch_to_release(state, ready - self.options.slack)?;
+        if ready > self.slack(state) {
+            let (start, end) = self.stretch_to_release(state, ready - self.slack(state))?;
             self.take(state, start, end);
             return Some(Work::Release(start, end));
         }
@@ -113,10 +125,19 @@ impl Shared {
         match *work {
             Work::Touch(extent) => {
                 self.mapping.populate(extent.offset, extent.len);
+                self.lock_pages(extent);
                 true
             }
             Work::Commit(start, end) => self.commit(vec![(start, end)]).is_ok(),
             Work::Release(start, end) => shm::release(&self.fd, start, end - start).is_ok(),
+        }
+    }
+
+    /// Locks pages until the kernel refuses for the first time.
+    fn lock_pages(&self, extent: Extent) {
+        if self.may_lock.load(Ordering::Relaxed) && !self.mapping.lock(extent.offset, extent.len) {
+            self.may_lock.store(false, Ordering::Relaxed);
+            tracing::debug!("host memory is not locked any further: the limit of this process (ulimit -l) is reached");
         }
     }
 

@@ -3,8 +3,8 @@
 //! One memfd of a fixed length, the budget, is mapped whole by the client ([`Arena`]) and by every worker
 //! ([`ArenaView`]). It is sparse: stretches are *committed* (given memory) before anyone may touch them, in large steps
 //! and ahead of use, so that running out of memory is an error of an allocation and never a SIGBUS. A thread of the
-//! arena's commits ahead, touches new pages (page faults are what makes fresh host memory slow), and gives free
-//! memory back to the machine when there is much of it.
+//! arena's commits ahead, touches new pages (page faults are what makes fresh host memory slow), locks them where the
+//! process may, and gives free memory back to the machine when there is much of it.
 //!
 //! The allocator's state lies in the client's private memory: a worker can't damage it. A [`Block`] frees its
 //! stretch when dropped; who lends a block to a worker keeps it until the worker returned the loan or is reaped.
@@ -17,6 +17,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -89,6 +90,8 @@ struct Shared {
     state: Mutex<State>,
     /// Told when the keeper has something to do.
     work: Condvar,
+    /// Whether the kernel has locked everything that it was asked to lock.
+    may_lock: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -100,6 +103,10 @@ struct State {
     blocks: u64,
     /// Taken from `space` by the keeper or for the rounding of a step: not used by any block.
     in_work: u64,
+    /// Bytes that somebody will ask for, and that are to be ready.
+    expected: u64,
+    /// Bytes beyond the usual slack that are not given back, for whoever asks for as much again and again.
+    lenience: u64,
     /// Committed since [`Arena::take_newly_committed`].
     announce: Vec<Extent>,
     /// Committed and not touched by the keeper yet.
@@ -142,11 +149,20 @@ impl Arena {
             uncommitted,
             blocks: 0,
             in_work: 0,
+            expected: 0,
+            lenience: 0,
             announce: Vec::new(),
             untouched: Vec::new(),
             stop: false,
         };
-        let shared = Arc::new(Shared { fd, mapping, options, state: Mutex::new(state), work: Condvar::new() });
+        let shared = Arc::new(Shared {
+            fd,
+            mapping,
+            options,
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            may_lock: AtomicBool::new(true),
+        });
         let keeper = keeper::start(shared.clone())?;
         Ok(Arc::new(Self { shared, keeper: Some(keeper) }))
     }
@@ -163,7 +179,23 @@ impl Arena {
     pub fn allocate(self: &Arc<Self>, len: u64) -> Result<Block, Status> {
         let extent = if len == 0 { Extent { offset: 0, len: 0 } } else { self.shared.allocate(len)? };
         let start = self.shared.mapping.at(extent.offset, extent.len).ok_or_else(|| self.shared.too_little(len))?;
-        Ok(Block { arena: self.clone(), offset: extent.offset, len, start })
+        Ok(Block { owner: Owner::Arena(self.clone()), offset: extent.offset, len, start })
+    }
+
+    /// Keeps so many bytes ready for use, committed and touched, for as long as the result lives and the budget has them:
+    /// for whoever knows what will be asked for next.
+    pub fn expect(self: &Arc<Self>, bytes: u64) -> Expectation {
+        let expectation = Expectation { arena: self.clone(), bytes, is_suspended: AtomicBool::new(false) };
+        self.shared.change(|state| {
+            state.expected += bytes;
+            state.lenience += bytes;
+        });
+        expectation
+    }
+
+    /// From now on no memory is given back to the machine: devices know its pages.
+    pub fn keep_all(&self) {
+        self.shared.change(|state| state.lenience = u64::MAX / 2);
     }
 
     /// Stretches committed since the last call: what workers should be told to [populate](ArenaView::populate).
@@ -298,9 +330,16 @@ impl Shared {
     }
 
     fn free(&self, offset: u64, len: u64) {
+        self.change(|state| {
+            state.space.give(offset, reserved(len));
+            state.blocks -= 1;
+        });
+    }
+
+    /// Changes something that may give the keeper something to do.
+    fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.lock();
-        state.space.give(offset, reserved(len));
-        state.blocks -= 1;
+        change(&mut state);
         if self.keeper_is_needed(&state) {
             self.work.notify_one();
         }
@@ -354,14 +393,47 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A stretch of the arena that is free again once this is dropped.
+/// Memory that is to be kept ready; see [`Arena::expect`].
+#[derive(Debug)]
+pub struct Expectation {
+    arena: Arc<Arena>,
+    bytes: u64,
+    is_suspended: AtomicBool,
+}
+
+impl Expectation {
+    /// What was expected is about to be allocated: nothing more is committed for it. What is freed in its turn is kept.
+    pub fn suspend(&self) {
+        if !self.is_suspended.swap(true, Ordering::Relaxed) {
+            self.arena.shared.change(|state| state.expected -= self.bytes);
+        }
+    }
+}
+
+impl Drop for Expectation {
+    fn drop(&mut self) {
+        self.suspend();
+        self.arena.shared.change(|state| state.lenience -= self.bytes);
+    }
+}
+
+/// Who frees a block's stretch.
+#[derive(Debug)]
+enum Owner {
+    /// The block itself.
+    Arena(Arc<Arena>),
+    /// The block that it is a part of.
+    Whole(#[allow(dead_code, reason = "kept for its drop")] Arc<Block>),
+}
+
+/// A stretch of the arena that is free again once this, and all that is part of it, is dropped.
 ///
 /// The memory is shared with the workers. While a worker may write to it (it holds a loan on it, or was told to
 /// download to it and has not reported that it is done) nothing here may read or write it; while a worker may read
 /// it, nothing here may write.
 #[derive(Debug)]
 pub struct Block {
-    arena: Arc<Arena>,
+    owner: Owner,
     offset: u64,
     len: u64,
     start: NonNull<u8>,
@@ -376,6 +448,16 @@ impl Block {
     /// Where the block is, for messages. The length is what was asked for.
     pub fn extent(&self) -> Extent {
         Extent { offset: self.offset, len: self.len }
+    }
+
+    /// `len` bytes of a block from `offset` on, as a block of their own; `None` where they aren't all in it.
+    pub fn part(whole: &Arc<Self>, offset: u64, len: u64) -> Option<Self> {
+        if offset.checked_add(len)? > whole.len {
+            return None;
+        }
+        // SAFETY: within the block, or one past its end.
+        let start = unsafe { whole.start.add(offset as usize) };
+        Some(Self { owner: Owner::Whole(whole.clone()), offset: whole.offset + offset, len, start })
     }
 
     /// Bytes, as asked for.
@@ -414,8 +496,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.len > 0 {
-            self.arena.shared.free(self.offset, self.len);
+        if let Owner::Arena(arena) = &self.owner
+            && self.len > 0
+        {
+            arena.shared.free(self.offset, self.len);
         }
     }
 }

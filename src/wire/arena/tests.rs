@@ -164,3 +164,48 @@ fn sizes_read_well() {
     let texts: Vec<_> = [0, 1023, 1024, 1_610_612_736, u64::MAX].map(|size| Bytes(size).to_string()).to_vec();
     assert_eq!(texts, ["0 bytes", "1023 bytes", "1.0 KiB", "1.5 GiB", "16777216.0 TiB"]);
 }
+
+#[test]
+fn parts_keep_the_whole() {
+    let arena = Arena::new(ArenaOptions { capacity: 1 << 20, step: PAGE, ahead: 0, slack: u64::MAX }).unwrap();
+    let whole = Arc::new(arena.allocate(1000).unwrap());
+    let part = Block::part(&whole, 100, 900).unwrap();
+    assert_eq!(part.extent(), Extent { offset: whole.extent().offset + 100, len: 900 });
+    assert!(Block::part(&whole, 100, 901).is_none() && Block::part(&whole, u64::MAX, 2).is_none());
+    drop(whole);
+    assert_eq!(arena.stats().blocks, 1);
+    drop(part);
+    assert_eq!(arena.stats().blocks, 0);
+}
+
+#[test]
+fn what_is_expected_is_ready_and_is_kept() {
+    let options = ArenaOptions { capacity: 64 * MIB, step: MIB, ahead: 0, slack: 0 };
+    let arena = Arena::new(options).unwrap();
+    let expectation = arena.expect(16 * MIB);
+    eventually("made ready", &arena, |stats| stats.committed >= 16 * MIB);
+    expectation.suspend();
+    // Used, nothing more is committed for it; freed, it is kept for the next time.
+    let block = arena.allocate(16 * MIB).unwrap();
+    assert!(arena.stats().committed < 18 * MIB);
+    drop(block);
+    let next = arena.expect(16 * MIB);
+    drop(expectation);
+    eventually("kept ready", &arena, |stats| stats.committed >= 16 * MIB);
+    drop(next);
+    eventually("given back", &arena, |stats| stats.committed < MIB);
+}
+
+#[test]
+fn memory_is_locked_where_that_is_allowed() {
+    let locked = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()
+    };
+    let arena = Arena::new(options(MIB)).unwrap();
+    let before = locked();
+    let _block = arena.allocate(MIB / 2).unwrap();
+    let is_over = |arena: &Arena| locked() > before || !arena.shared.may_lock.load(Ordering::Relaxed);
+    eventually("locked or refused", &arena, |_| is_over(&arena));
+}

@@ -39,6 +39,12 @@ impl ArenaView {
         })
     }
 
+    /// Where in the arena an address of this process is, in bytes from its start.
+    pub fn offset_of(&self, address: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.mapping.address())?;
+        (offset < self.mapping.len()).then_some(offset as u64)
+    }
+
     /// Makes the pages of a committed stretch present in this process, so that using them costs no page faults.
     pub fn populate(&self, extent: Extent) {
         self.mapping.populate(extent.offset, extent.len);

@@ -74,6 +74,18 @@ impl Client {
         self.0.plugin
     }
 
+    /// Lets devices copy to and from so many bytes of host memory directly, until the client goes.
+    ///
+    /// # Errors
+    /// A plugin that has no such devices, or no room for it.
+    ///
+    /// # Safety
+    /// The memory stays mapped, and has the same pages, for as long as the client lives.
+    pub unsafe fn dma_map(&self, start: NonNull<u8>, len: usize) -> Result<(), Status> {
+        let data = start.as_ptr().cast();
+        call!(self.plugin(), PJRT_Client_DmaMap_Args { client: self.raw(), data: data, size: len }).map(|_| ())
+    }
+
     pub(super) fn raw(&self) -> *mut sys::PJRT_Client {
         self.0.raw.as_ptr()
     }

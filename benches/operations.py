@@ -17,8 +17,6 @@ import numpy as np
 import spanning
 import transformer
 
-from snapshots import MEASUREMENTS as OF_SNAPSHOTS
-
 MIB = 1 << 20
 SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": MIB, "16 MiB": 16 * MIB, "256 MiB": 256 * MIB}
 
@@ -101,7 +99,6 @@ MEASUREMENTS: dict[str, Callable[[], float]] = {
     **{f"device to host, {name}": lambda size=size: device_to_host(size, True) for name, size in SIZES.items()},  # type: ignore[misc]
     **{f"seen from the host, {name}": lambda size=size: device_to_host(size, False) for name, size in SIZES.items()},  # type: ignore[misc]
     "training step": training_step,
-    **OF_SNAPSHOTS,
 }
 
 

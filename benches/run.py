@@ -6,6 +6,7 @@ falls on both. The figure is the median over the rounds.
 """
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 import recovery
+import snapshot_table
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 OPERATIONS = CHECKOUT / "benches" / "operations.py"
@@ -105,32 +107,52 @@ def main() -> None:
     """Measures everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each operation on each plugin")
-    parser.add_argument("--only", default="", help="measure only what has this in its name")
+    parser.add_argument("--only", default="", help="measure only what has this in its name; `snapshots`: their tables")
+    parser.add_argument("--largest", type=int, default=1024, help="largest array in the snapshots' tables, in MiB")
+    parser.add_argument("--save-plot", action="store_true", help="write docs/snapshots.svg")
     arguments = parser.parse_args()
     plugin = Path(subprocess.check_output([sys.executable, CHECKOUT / "scripts" / "plugins.py"], text=True).strip())
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        through = {"plugin": str(plugin), "slices": 1, "devices_per_slice": 1}
-        raw_env = environment("raw", plugin, {"cpu_device_count": 1}, folder)
-        ours_env = environment("mainstay", LIBRARY, through, folder)
-        print("| operation | real plugin | Mainstay | ratio |\n|---|---|---|---|")
-        compare(Bench(raw_env), Bench(ours_env), arguments.only, arguments.rounds)
-        if arguments.only in "start":
-            two = environment("mainstay", LIBRARY, through | {"slices": 2}, folder)
-            times = [(start_up(raw_env), start_up(two)) for _ in range(3)]
-            show("start of a client (with 2 slices)", [pair[0] for pair in times], [pair[1] for pair in times])
-        eight = environment("raw", plugin, {"cpu_device_count": 8}, folder)
-        for slices in (2, 4):
-            print(
-                f"\n| on {slices} slices of {8 // slices} devices | real plugin | Mainstay | ratio |\n|---|---|---|---|"
-            )
-            spanning: dict[str, object] = {"plugin": str(plugin), "slices": slices, "devices_per_slice": 8 // slices}
-            ours = environment(f"mainstay{slices}", LIBRARY, spanning, folder)
-            compare(Bench(eight, "spanning"), Bench(ours, "spanning"), arguments.only, arguments.rounds)
+        if arguments.only != "snapshots":
+            operations(plugin, folder, arguments.rounds, arguments.only)
+        if arguments.only in ("", "snapshots"):
+            largest = arguments.largest << 20
+            both = functools.partial(both_environments, plugin, folder, largest)
+            snapshot_table.run(both, min(arguments.rounds, 5), largest, arguments.save_plot)
     if arguments.only in "recovery":
         recovery.show(arguments.rounds)
-    print(f"\n{arguments.rounds} rounds in {time.perf_counter() - begin:.0f} s on {os.cpu_count()} cores")
+    print(f"\nall in {time.perf_counter() - begin:.0f} s on {os.cpu_count()} cores")
+
+
+def operations(plugin: Path, folder: Path, rounds: int, only: str) -> None:
+    """The tables of operations, on one slice and on several."""
+    through = {"plugin": str(plugin), "slices": 1, "devices_per_slice": 1}
+    raw_env = environment("raw", plugin, {"cpu_device_count": 1}, folder)
+    ours_env = environment("mainstay", LIBRARY, through, folder)
+    print("| operation | real plugin | Mainstay | ratio |\n|---|---|---|---|")
+    compare(Bench(raw_env), Bench(ours_env), only, rounds)
+    if only in "start":
+        two = environment("mainstay", LIBRARY, through | {"slices": 2}, folder)
+        times = [(start_up(raw_env), start_up(two)) for _ in range(3)]
+        show("start of a client (with 2 slices)", [pair[0] for pair in times], [pair[1] for pair in times])
+    eight = environment("raw", plugin, {"cpu_device_count": 8}, folder)
+    for slices in (2, 4):
+        print(f"\n| on {slices} slices of {8 // slices} devices | real plugin | Mainstay | ratio |\n|---|---|---|---|")
+        spanning: dict[str, object] = {"plugin": str(plugin), "slices": slices, "devices_per_slice": 8 // slices}
+        ours = environment(f"mainstay{slices}", LIBRARY, spanning, folder)
+        compare(Bench(eight, "spanning"), Bench(ours, "spanning"), only, rounds)
+
+
+def both_environments(plugin: Path, folder: Path, largest: int, slices: int) -> dict[str, dict[str, str]]:
+    """Those of the real plugin and of Mainstay, one device for each slice, and memory for what is measured."""
+    memory = str(3 * largest + (1 << 30))
+    through = {"plugin": str(plugin), "slices": slices, "devices_per_slice": 1, "host_memory": memory}
+    return {
+        "raw": environment("raw", plugin, {"cpu_device_count": slices}, folder),
+        "ours": environment("mainstay", LIBRARY, through, folder),
+    }
 
 
 if __name__ == "__main__":

@@ -1,136 +1,303 @@
-"""What is measured of snapshots and host memory.
+"""What is measured of snapshots and host memory, inside a process that has one of the two plugins as JAX's platform.
 
-Through Mainstay, "snapshot" and "restore" are those of `mainstay.snapshot`, with checksums. The real plugin has no
-snapshots: there the same rows are what one would do instead, `device_put` to `pinned_host` and back.
+Reads requests, one JSON list a line, and answers each with a line of JSON: `["methods"]`, `["hold", subject]`,
+`["drop"]`, `["measure", method]` (seconds of one go with the subject that is held, or null where the method can't have
+it), `["forget"]` (what methods keep), `["stall", period]`. `snapshot_table.py` asks the processes in turn.
+
+A method holds what it needs between its goes and is warmed up by a first one that is not counted: memory is touched,
+programs are compiled.
 """
 
+import contextlib
+import json
+import logging
 import os
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+import transformer
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-MIB = 1 << 20
-SIZES = {"1 MiB": MIB, "64 MiB": 64 * MIB, "512 MiB": 512 * MIB}
 OURS = os.environ.get("JAX_PLATFORMS") == "mainstay"
+# Orbax takes seconds for each GiB, and its files lie in memory too.
+_LARGEST_FOR_ORBAX = 300 << 20
 
 
-def _rounds(size: int) -> int:
-    return max(2, min(50, 256 * MIB // size))
+def _sharding() -> Any:
+    """Arrays are cut into as many parts as there are devices."""
+    return NamedSharding(Mesh(np.array(jax.devices()), ("all",)), PartitionSpec("all"))
 
 
-def _array(size: int) -> jax.Array:
-    return jax.block_until_ready(jnp.arange(size // 4, dtype=jnp.int32))
+def _one_array(size: int) -> Any:
+    """One array that a program has made."""
+    make = jax.jit(lambda: jnp.arange(size // 4, dtype=jnp.int32), out_shardings=_sharding())
+    return [make()]
 
 
-def _host() -> SingleDeviceSharding:
-    return SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+def _small() -> Any:
+    """1,000 arrays of 1 KiB."""
+    make = jax.jit(lambda: [jnp.full(256, number, jnp.float32) for number in range(1000)], out_shardings=_sharding())
+    return make()
 
 
-def _mean(operation: Callable[[], Any], count: int) -> float:
-    operation()
+def _training_state() -> Any:
+    """Weights and Adam's moments of a small transformer after two steps."""
+    step, state, batch = transformer.build()
+    for _ in range(2):
+        state, _ = step(state, batch)
+    return state
+
+
+def subject(name: str) -> Any:
+    """The tree of this name: a number of bytes, `small` or `state`."""
+    tree = {"small": _small, "state": _training_state}.get(name)
+    return jax.block_until_ready(tree() if tree else _one_array(int(name)))
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def _timed(operation: Callable[[], Any]) -> float:
     begin = time.perf_counter()
-    for _ in range(count):
-        operation()
-    return (time.perf_counter() - begin) / count
+    operation()
+    return time.perf_counter() - begin
 
 
-def memcpy(size: int) -> float:
-    """A copy between two arrays in memory that is touched: the limit."""
-    source, target = np.arange(size // 4, dtype=np.int32), np.zeros(size // 4, np.int32)
-    return _mean(lambda: np.copyto(target, source), _rounds(size))
+def _on_host(tree: Any, kind: str = "pinned_host") -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind(kind), tree)
 
 
-def to_pinned_host(size: int) -> float:
-    """`device_put` from device memory to `pinned_host`, until it is there."""
-    array, host = _array(size), _host()
-    return _mean(lambda: jax.block_until_ready(jax.device_put(array, host)), _rounds(size))
+def _put(tree: Any, shardings: Any) -> Any:
+    return jax.block_until_ready(jax.device_put(tree, shardings))
 
 
-def from_pinned_host(size: int) -> float:
-    """`device_put` from `pinned_host` to device memory, until it is there."""
-    array = jax.block_until_ready(jax.device_put(_array(size), _host()))
-    there = SingleDeviceSharding(jax.devices()[0])
-    return _mean(lambda: jax.block_until_ready(jax.device_put(array, there)), _rounds(size))
+class Methods:
+    """The ways to bring a tree to the host and back, each with what it keeps between its goes."""
 
+    def __init__(self, tree: Any) -> None:
+        """For a tree on devices."""
+        self.tree = tree
+        self.kept: dict[str, Any] = {}
+        self.warm: set[str] = set()
 
-def device_get(size: int) -> float:
-    """`jax.device_get` of arrays that were not read before."""
-    make = jax.jit(lambda start: jnp.full(size // 4, start, jnp.int32))
-    total, rounds = 0.0, _rounds(size)
-    for number in range(rounds):
-        array = jax.block_until_ready(make(number))
-        begin = time.perf_counter()
-        jax.device_get(array)
-        total += time.perf_counter() - begin
-    return total / rounds
+    def measure(self, name: str) -> float | None:
+        """Seconds of one go."""
+        method: Callable[[], float | None] = getattr(self, name)
+        if name not in self.warm:
+            # Twice: what replaces something needs memory beside it.
+            method()
+            method()
+            self.warm.add(name)
+        return method()
 
+    def _keep(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
 
-def snapshot_of(tree: Any, count: int) -> float:
-    """A snapshot of a tree, until it is whole."""
-    if not OURS:
-        host = _host()
-        return _mean(lambda: jax.block_until_ready(jax.device_put(tree, host)), count)
-    from mainstay.snapshot import Store
+    # ---- On both -----------------------------------------------------------------------------
 
-    store = Store(1)
-    return _mean(lambda: store.take(tree).wait(), count)
+    def memcpy(self) -> float:
+        """NumPy's copy of as many bytes into memory that is touched: the limit."""
 
+        def make() -> tuple[np.ndarray, np.ndarray]:
+            size = _bytes(self.tree)
+            return np.ones(size, np.uint8), np.zeros(size, np.uint8)
 
-def restore_of(tree: Any, count: int) -> float:
-    """A tree from a snapshot, until it is on the device."""
-    if not OURS:
-        kept, there = jax.block_until_ready(jax.device_put(tree, _host())), SingleDeviceSharding(jax.devices()[0])
-        return _mean(lambda: jax.block_until_ready(jax.device_put(kept, there)), count)
-    from mainstay.snapshot import Store, restore
+        source, target = self._keep("memcpy", make)
+        return _timed(lambda: np.copyto(target, source))
 
-    store = Store(1)
-    taken = store.take(tree)
-    taken.wait()
-    return _mean(lambda: jax.block_until_ready(restore(taken)), count)
+    def to_pinned(self) -> float:
+        """`device_put` to `pinned_host`; the last copy is dropped when the new one is there."""
+        shardings = self._keep("shardings", lambda: _on_host(self.tree))
 
+        def go() -> None:
+            self.kept["pinned"] = _put(self.tree, shardings)
 
-def call_of(tree: Any, count: int) -> float:
-    """The time in the call that begins a snapshot, without what it waits for."""
-    if not OURS:
-        host = _host()
-        begun: Callable[[], Any] = lambda: jax.device_put(tree, host)  # noqa: E731
-        finish = jax.block_until_ready
-    else:
+        return _timed(go)
+
+    def to_unpinned(self) -> float:
+        """`device_put` to `unpinned_host`."""
+        shardings = self._keep("unpinned shardings", lambda: _on_host(self.tree, "unpinned_host"))
+
+        def go() -> None:
+            self.kept["unpinned"] = _put(self.tree, shardings)
+
+        return _timed(go)
+
+    def from_pinned(self) -> float:
+        """`device_put` from `pinned_host` back."""
+        pinned = self._keep("pinned", lambda: _put(self.tree, _on_host(self.tree)))
+        shardings = self._keep("device", lambda: _on_host(self.tree, "device"))
+
+        def go() -> None:
+            self.kept["back"] = None
+            self.kept["back"] = _put(pinned, shardings)
+
+        return _timed(go)
+
+    # ---- Mainstay ----------------------------------------------------------------------------
+
+    def _store(self) -> Any:
         from mainstay.snapshot import Store
 
-        store = Store(1)
-        begun, finish = (lambda: store.take(tree)), (lambda taken: taken.wait())
-    total = 0.0
-    for _ in range(count + 1):
-        begin = time.perf_counter()
-        result = begun()
-        total += time.perf_counter() - begin
-        finish(result)
-    return total / (count + 1)
+        return self._keep("store", lambda: Store(1))
+
+    def snapshot(self) -> float:
+        """A snapshot with checksums, until it is whole."""
+        store = self._store()
+        return _timed(lambda: store.take(self.tree).wait())
+
+    def call(self) -> float:
+        """The call that begins a snapshot."""
+        store, taken = self._store(), []
+        seconds = _timed(lambda: taken.append(store.take(self.tree)))
+        taken[0].wait()
+        return seconds
+
+    def restore(self) -> float:
+        """A restore, until the arrays are ready."""
+        from mainstay.snapshot import restore
+
+        store = self._store()
+        if not store.latest():
+            store.take(self.tree).wait()
+
+        def go() -> None:
+            self.kept["back"] = None
+            self.kept["back"] = jax.block_until_ready(restore(store.latest()))
+
+        return _timed(go)
+
+    # ---- What else there is, on the real plugin ------------------------------------------------
+
+    def device_get(self) -> float:
+        """`jax.device_get` of fresh arrays, copied to memory of one's own where the plugin shows where it has them."""
+        fresh = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 0, tree))
+        tree = jax.block_until_ready(self._keep("fresh", lambda: fresh)(self.tree))
+        targets = self._keep("targets", lambda: [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)])
+
+        def go() -> None:
+            for target, value in zip(targets, jax.tree.leaves(jax.device_get(tree)), strict=True):
+                np.copyto(target, value)
+
+        return _timed(go)
+
+    def pathways(self) -> float:
+        """The snapshot of pathwaysutils' elastic manager (0.1.4)."""
+        from pathwaysutils.elastic.manager import Manager
+
+        def make() -> Any:
+            # Without slices to look after, which the real plugin has none of.
+            manager = object.__new__(Manager)
+            manager.snapshot_period, manager._snapshot = 1, None
+            return manager
+
+        manager = self._keep("manager", make)
+        return _timed(lambda: manager.maybe_snapshot(0, self.tree, block=True))
+
+    def _orbax(self) -> Any:
+        import orbax.checkpoint as ocp
+
+        def make() -> tuple[Any, Path]:
+            folder = tempfile.TemporaryDirectory(dir="/dev/shm")
+            self.kept["folder"] = folder
+            return ocp.StandardCheckpointer(), Path(folder.name) / "saved"
+
+        return self._keep("orbax", make)
+
+    def orbax_save(self) -> float | None:
+        """Orbax's save to a memory file system."""
+        if _bytes(self.tree) > _LARGEST_FOR_ORBAX:
+            return None
+        checkpointer, path = self._orbax()
+        shutil.rmtree(path, ignore_errors=True)
+
+        def go() -> None:
+            checkpointer.save(path, self.tree)
+            checkpointer.wait_until_finished()
+
+        return _timed(go)
+
+    def orbax_restore(self) -> float | None:
+        """Orbax's restore from there."""
+        if _bytes(self.tree) > _LARGEST_FOR_ORBAX:
+            return None
+        checkpointer, path = self._orbax()
+        if not path.exists():
+            self.orbax_save()
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), self.tree
+        )
+        return _timed(lambda: jax.block_until_ready(checkpointer.restore(path, like)))
 
 
-def small() -> list[jax.Array]:
-    """1,000 small arrays."""
-    return jax.block_until_ready([jnp.full(256, number, jnp.float32) for number in range(1000)])
+ON_OURS = ("snapshot", "restore", "call", "to_pinned", "from_pinned")
+ON_REAL = ("memcpy", "to_pinned", "from_pinned", "device_get", "pathways", "orbax_save", "orbax_restore")
 
 
-MEASUREMENTS: dict[str, Callable[[], float]] = {}
-for _name, _size in SIZES.items():
-    MEASUREMENTS |= {
-        f"memcpy, {_name}": lambda size=_size: memcpy(size),  # type: ignore[misc]
-        f"device_put to pinned_host, {_name}": lambda size=_size: to_pinned_host(size),  # type: ignore[misc]
-        f"device_put from pinned_host, {_name}": lambda size=_size: from_pinned_host(size),  # type: ignore[misc]
-        f"device_get, {_name}": lambda size=_size: device_get(size),  # type: ignore[misc]
-        f"snapshot, {_name}": lambda size=_size: snapshot_of(_array(size), _rounds(size)),  # type: ignore[misc]
-        f"restore, {_name}": lambda size=_size: restore_of(_array(size), _rounds(size)),  # type: ignore[misc]
-    }
-MEASUREMENTS |= {
-    "snapshot, 1,000 arrays of 1 KiB": lambda: snapshot_of(small(), 20),
-    "restore, 1,000 arrays of 1 KiB": lambda: restore_of(small(), 10),
-    "the call that begins a snapshot, 1,000 arrays": lambda: call_of(small(), 20),
-}
+def stall(period: int, steps: int = 40) -> float:
+    """Seconds of a training step, with a snapshot every so many steps; 0: none."""
+    from mainstay.snapshot import Store
+
+    global _loop
+    if _loop is None:
+        step, state, batch = transformer.build()
+        _loop = [Store(2), step, step(state, batch)[0], batch]
+    store, step, state, batch = _loop
+    begin = time.perf_counter()
+    for index in range(steps):
+        if period and index % period == 0:
+            store.take(state, step=index)
+        state, loss = step(state, batch)
+        if index % 4 == 3:
+            float(loss)
+    jax.block_until_ready(state)
+    seconds = time.perf_counter() - begin
+    _loop[2] = state
+    return seconds / steps
+
+
+_loop: list[Any] | None = None
+
+
+def main() -> None:
+    """Answers until standard input ends."""
+    logging.disable(logging.WARNING)
+    jax.devices()
+    held: Methods | None = None
+    for line in sys.stdin:
+        what, *arguments = json.loads(line)
+        answer: Any = None
+        if what == "methods":
+            answer = [*(ON_OURS if OURS else ON_REAL), *arguments]
+        elif what == "hold":
+            held = None
+            held = Methods(subject(arguments[0]))
+            answer = _bytes(held.tree)
+        elif what == "measure":
+            assert held is not None
+            # A package that is not there has no figures.
+            with contextlib.suppress(ImportError):
+                answer = held.measure(arguments[0])
+        elif what == "forget":
+            assert held is not None
+            held = Methods(held.tree)
+        elif what == "stall":
+            answer = stall(arguments[0])
+        elif what == "drop":
+            held = None
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Snapshots and restores beside everything else that does the like: the tables and the plot of docs/benchmarks.md.
+
+One process for each plugin holds the same arrays; every method is measured in turn, round by round, so that what else
+the machine does falls on all. Arrays of a GiB and more, which would not fit beside each other with all that the methods
+keep, are held by one process after the other, and methods follow one another.
+"""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SERVER = CHECKOUT / "benches" / "snapshots.py"
+PLOT = CHECKOUT / "docs" / "snapshots.svg"
+REQUIREMENTS = CHECKOUT / "python" / "requirements" / "pathways.txt"
+
+MIB, GIB = 1 << 20, 1 << 30
+SIZES = [MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB, 4 * GIB]
+# How often a large array is there while it is measured: on the device, in two snapshots, and restored.
+COPIES = 4
+
+# Column, process, method.
+TO_HOST = [
+    ("memcpy", "raw", "memcpy"),
+    ("**Mainstay snapshot**", "ours", "snapshot"),
+    ("Mainstay `device_put` to `pinned_host`", "ours", "to_pinned"),
+    ("plugin `device_put` to `pinned_host`", "raw", "to_pinned"),
+    ("plugin `device_get`", "raw", "device_get"),
+    ("pathwaysutils 0.1.4", "raw", "pathways"),
+    ("Orbax save, in memory", "raw", "orbax_save"),
+]
+TO_DEVICE = [
+    ("memcpy", "raw", "memcpy"),
+    ("**Mainstay restore**", "ours", "restore"),
+    ("Mainstay `device_put` from `pinned_host`", "ours", "from_pinned"),
+    ("plugin `device_put` from `pinned_host`", "raw", "from_pinned"),
+    ("Orbax restore, from memory", "raw", "orbax_restore"),
+]
+COLORS = ["#888888", "#c0392b", "#e59866", "#2471a3", "#28a745", "#7d3c98", "#b7950b"]
+
+Columns = Sequence[tuple[str, str, str]]
+
+
+class Server:
+    """A process that measures on one plugin."""
+
+    def __init__(self, env: dict[str, str], more: Sequence[str] = ()) -> None:
+        """Starts it; `more` methods than the usual ones can be asked for."""
+        self.process = subprocess.Popen(
+            [sys.executable, SERVER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.methods: list[str] = self.ask("methods", *more)
+
+    def ask(self, *request: Any) -> Any:
+        """The answer to a request."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"bench: a process ended with exit code {self.process.wait()} when asked for {request}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def others() -> Path:
+    """Orbax and pathwaysutils, installed once, under build/; of no use to anything but the bench and one test."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    target = CHECKOUT / "build" / "pathways" / f"bench-{tag}"
+    if not target.exists():
+        print("bench: installing Orbax and pathwaysutils into build/", file=sys.stderr, flush=True)
+        unfinished = target.with_suffix(".unfinished")
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--upgrade",
+        ]
+        subprocess.run([*pip, "--target", unfinished, "-r", REQUIREMENTS, "pathwaysutils==0.1.4"], check=True)
+        unfinished.rename(target)
+    return target
+
+
+def available() -> int:
+    """Bytes of memory that the machine has left."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) << 10
+
+
+def measure(servers: dict[str, Server], subject: str, rounds: int) -> tuple[int, dict[tuple[str, str], float]]:
+    """The bytes of a subject, and the median seconds of each method."""
+    seconds: dict[tuple[str, str], list[float]] = {}
+
+    def ask(name: str, method: str) -> None:
+        taken = servers[name].ask("measure", method)
+        if taken is not None:
+            seconds.setdefault((name, method), []).append(taken)
+
+    if size_of(subject) < GIB:
+        for server in servers.values():
+            size = server.ask("hold", subject)
+        for _ in range(rounds):
+            for name, server in servers.items():
+                for method in server.methods:
+                    ask(name, method)
+        for server in servers.values():
+            server.ask("drop")
+    else:
+        for name, server in servers.items():
+            size = server.ask("hold", subject)
+            for method in server.methods:
+                for _ in range(rounds):
+                    ask(name, method)
+                server.ask("forget")
+            server.ask("drop")
+    return size, {key: statistics.median(values) for key, values in seconds.items()}
+
+
+def duration(seconds: float) -> str:
+    """A time with a unit that suits it."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def size_name(size: int) -> str:
+    """A size for people."""
+    return f"{size // GIB} GiB" if size >= GIB else f"{size // MIB} MiB"
+
+
+def print_table(title: str, columns: Columns, rows: list[tuple[str, Any]]) -> None:
+    """One row for each subject: how long, and Mainstay's part of the speed of memcpy."""
+    print(f"\n{title}:\n")
+    print("| |", " | ".join(name for name, _, _ in columns), "| of memcpy |")
+    print("|---|" + "---|" * (len(columns) + 1))
+    ours = columns[1][1:]
+    for name, seconds in rows:
+        cells = [duration(seconds[key]) if (key := column[1:]) in seconds else "" for column in columns]
+        print(f"| {name} |", " | ".join(cells), f"| {seconds['raw', 'memcpy'] / seconds[ours]:.0%} |", flush=True)
+
+
+def plot(title: str, columns: Columns, rows: list[tuple[int, Any]], left: int) -> str:
+    """One panel: gigabytes a second over size, both logarithmic."""
+    width, height = 300, 220
+    sizes = [size for size, _ in rows]
+    low, high = 0.05, 20.0
+    reach = max(math.log(sizes[-1] / sizes[0]), 1e-9)
+
+    def at(size: int, rate: float) -> tuple[float, float]:
+        x = left + width * math.log(size / sizes[0]) / reach
+        return x, 30 + height * (1 - math.log(min(max(rate, low), high) / low) / math.log(high / low))
+
+    parts = [f'<text x="{left}" y="18" font-weight="bold">{title}, GB/s</text>']
+    for rate in (0.1, 1, 10):
+        y = at(sizes[0], rate)[1]
+        parts.append(
+            f'<path d="M{left} {y:.0f}h{width}" stroke="#ddd"/><text x="{left - 26}" y="{y + 4:.0f}">{rate}</text>'
+        )
+    for size in sizes:
+        parts.append(f'<text x="{at(size, 1)[0] - 18:.0f}" y="{height + 48}">{size_name(size)}</text>')
+    for color, (name, *key) in zip(COLORS, columns, strict=False):
+        points = [at(size, size / seconds[tuple(key)] / 1e9) for size, seconds in rows if tuple(key) in seconds]
+        if points:
+            line = " ".join(f"{x:.0f},{y:.0f}" for x, y in points)
+            stroke = 3 if "**" in name else 1.5
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{stroke}"/>')
+    for number, (color, (name, *_)) in enumerate(zip(COLORS, columns, strict=False)):
+        label = name.replace("*", "").replace("`", "")
+        parts.append(f'<text x="{left}" y="{height + 70 + 16 * number}" fill="{color}">{label}</text>')
+    return "\n".join(parts)
+
+
+def save_plot(rows: list[tuple[int, Any]]) -> None:
+    """Writes docs/snapshots.svg."""
+    panels = plot("To the host", TO_HOST, rows, 40), plot("To the device", TO_DEVICE, rows, 420)
+    head = '<svg xmlns="http://www.w3.org/2000/svg" width="780" height="400" font-family="sans-serif" font-size="11">'
+    PLOT.write_text("\n".join([head, '<rect width="780" height="400" fill="white"/>', *panels, "</svg>"]) + "\n")
+
+
+def run(environments: Any, rounds: int, largest: int, with_plot: bool) -> None:
+    """Measures and prints. `environments(slices)` gives those of the two plugins, by their names here."""
+    path = others()
+
+    def with_others(env: dict[str, str]) -> dict[str, str]:
+        return env | {"PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(path)])}
+
+    for slices, sizes in ((1, SIZES), (2, [64 * MIB, GIB])):
+        of_both = {name: with_others(env) for name, env in environments(slices).items()}
+        where = "one slice" if slices == 1 else "arrays over two slices"
+        sized = run_one(of_both, (TO_HOST, TO_DEVICE), where, sizes, rounds, largest)
+        if slices == 1 and with_plot:
+            save_plot(sized)
+
+
+def run_one(
+    environments: dict[str, dict[str, str]],
+    tables: tuple[Columns, Columns],
+    where: str,
+    sizes: Sequence[int],
+    rounds: int,
+    largest: int,
+) -> list[tuple[int, Any]]:
+    """Measures and prints the two tables of one setup; the rows of one large array, by its bytes."""
+
+    def more(process: str) -> list[str]:
+        return sorted({method for table in tables for _, of, method in table if of == process} & {"to_unpinned"})
+
+    servers = {name: Server(env, more(name)) for name, env in environments.items()}
+    rows, sized = [], []
+    for subject in [*(str(size) for size in sizes if size <= largest), "small", "state"]:
+        if COPIES * size_of(subject) > available():
+            print(f"bench: no room to measure {size_name(size_of(subject))}", file=sys.stderr)
+            continue
+        size, seconds = measure(servers, subject, rounds if size_of(subject) < GIB else min(rounds, 3))
+        name = {"small": "1,000 arrays of 1 KiB", "state": f"training state, {size_name(size)}"}.get(subject)
+        rows.append((name or size_name(size), seconds))
+        if subject.isdigit():
+            sized.append((size, seconds))
+    print_table(f"To the host, {where}", tables[0], rows)
+    print_table(f"To the device, {where}", tables[1], rows)
+    print()
+    for name, seconds in rows[-2:]:
+        print(f"- The call that begins a snapshot, {name}: {duration(seconds['ours', 'call'])}.")
+    print_stall(servers["ours"], rounds)
+    for server in servers.values():
+        server.close()
+    return sized
+
+
+def size_of(subject: str) -> int:
+    """Bytes, as far as the name says."""
+    return int(subject) if subject.isdigit() else 0
+
+
+def print_stall(server: Server, rounds: int) -> None:
+    """What snapshots every 10 steps cost a training loop."""
+    server.ask("stall", 10)
+    pairs = [(server.ask("stall", 0), server.ask("stall", 10)) for _ in range(rounds + 2)]
+    ratio = statistics.median(with_them / without for without, with_them in pairs)
+    without = statistics.median(pair[0] for pair in pairs)
+    print(f"- A training step of {duration(without)}, with a snapshot every 10 steps: {ratio - 1:+.1%}.", flush=True)

@@ -14,6 +14,7 @@
 pub mod buffer;
 pub mod callbacks;
 pub mod client;
+pub mod compilation;
 pub mod compiler;
 pub mod copier;
 pub mod device;

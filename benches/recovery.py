@@ -37,6 +37,7 @@ def environment(spares: int) -> dict[str, str]:
         "MAINSTAY_DEVICES_PER_SLICE": "2",
         "MAINSTAY_SPARES": str(spares),
         "MAINSTAY_REPLACE_LIMIT": "100000",
+        "MAINSTAY_REPLACE_BACKOFF": "1ms",
         "MAINSTAY_REPLACE_BACKOFF_MAX": "1ms",
         "PYTHONPATH": os.pathsep.join(str(CHECKOUT / name) for name in ("python", "examples")),
     }

@@ -264,15 +264,26 @@ impl Client {
         found.map(|device| device.index).ok_or_else(|| Status::invalid(format!("there is no device with id {id}")))
     }
 
+    /// Blocks of the arena, one behind the other where there is such room; announced as the next.
+    pub fn allocate_row(&self, bytes: &[u64]) -> Result<Vec<Block>, Status> {
+        let row = self.shared.arena.allocate_row(bytes);
+        self.announce();
+        row.or_else(|_| bytes.iter().map(|&bytes| self.allocate(bytes)).collect())
+    }
+
     /// A block of the arena, announced to the workers if it is new memory.
     pub fn allocate(&self, bytes: u64) -> Result<Block, Status> {
         let block = self.shared.arena.allocate(bytes)?;
+        self.announce();
+        Ok(block)
+    }
+
+    fn announce(&self) {
         for extent in self.shared.arena.take_newly_committed() {
             for slice in &self.slices {
                 slice.current().populate(extent);
             }
         }
-        Ok(block)
     }
 
     /// Runs a copy of so many bytes, soon.

@@ -412,6 +412,24 @@ def test_memory_is_flat_over_many_snapshots() -> None:
     assert after["mappings"] <= before["mappings"] + 8
 
 
+@jax_process(slices=1, env={"MAINSTAY_HOST_MEMORY": "104MiB"})
+def test_needs_a_copy_for_each_kept_one_and_for_the_one_that_is_taken() -> None:
+    """Three times the state, which a program has made, and a little: enough for a store of two, again and again."""
+    import jax
+    import jax.numpy as jnp
+
+    from mainstay import snapshot
+
+    make = jax.jit(lambda n: [jnp.full(2 << 20, n), jnp.full(5 << 20, n), jnp.full(1 << 20, n)] + [n * 1.0] * 100)
+    store = snapshot.Store(2)
+    for number in range(12):
+        taken = store.take(make(jnp.float32(number)), step=number)
+        assert taken.wait(60)
+    assert [one.step for one in store.list()] == [10, 11]
+    for array in jax.tree.leaves(snapshot.restore(_latest(store))):
+        assert bool((array == 11).all())
+
+
 @jax_process(slices=1, env={"MAINSTAY_HOST_MEMORY": "96MiB"})
 def test_without_room_the_last_snapshot_stays() -> None:
     """RESOURCE_EXHAUSTED names what is asked for, used and allowed; nothing else is lost."""

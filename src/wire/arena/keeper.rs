@@ -146,6 +146,7 @@ impl Shared {
         let (Work::Commit(start, end) | Work::Release(start, end)) = *work else { return };
         state.in_work -= end - start;
         state.space.give(start, end - start);
+        self.settled.notify_all();
         match work {
             Work::Commit(..) if done => self.record(state, &[(start, end)]),
             Work::Release(..) if done => state.uncommitted.insert(start, end),

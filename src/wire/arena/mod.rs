@@ -33,7 +33,7 @@ pub use view::ArenaView;
 /// Every block starts at a multiple of this: XLA's CPU plugin wants it for zero-copy use.
 pub const ALIGNMENT: u64 = 64;
 /// Blocks of at least this many bytes start on a page.
-const PAGE_ALIGNED_FROM: u64 = 64 << 10;
+pub const PAGE_ALIGNED_FROM: u64 = 64 << 10;
 /// Of the machine's memory, so much is left to others when the arena grows.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
 
@@ -90,6 +90,8 @@ struct Shared {
     state: Mutex<State>,
     /// Told when the keeper has something to do.
     work: Condvar,
+    /// Told when less is in work.
+    settled: Condvar,
     /// Whether the kernel has locked everything that it was asked to lock.
     may_lock: AtomicBool,
 }
@@ -161,6 +163,7 @@ impl Arena {
             options,
             state: Mutex::new(state),
             work: Condvar::new(),
+            settled: Condvar::new(),
             may_lock: AtomicBool::new(true),
         });
         let keeper = keeper::start(shared.clone())?;
@@ -177,9 +180,31 @@ impl Arena {
     /// # Errors
     /// RESOURCE_EXHAUSTED, saying how much is asked for, used and allowed.
     pub fn allocate(self: &Arc<Self>, len: u64) -> Result<Block, Status> {
-        let extent = if len == 0 { Extent { offset: 0, len: 0 } } else { self.shared.allocate(len)? };
+        let extent = if len == 0 { Extent { offset: 0, len: 0 } } else { self.shared.allocate(len, 1)? };
         let start = self.shared.mapping.at(extent.offset, extent.len).ok_or_else(|| self.shared.too_little(len))?;
         Ok(Block { owner: Owner::Arena(self.clone()), offset: extent.offset, len, start })
+    }
+
+    /// Allocates blocks of so many bytes each, one behind the other, so that what is allocated and freed together leaves no
+    /// small holes. Each is freed by itself. All are large enough to begin on a page.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED, also where there is room but not in one stretch.
+    pub fn allocate_row(self: &Arc<Self>, lens: &[u64]) -> Result<Vec<Block>, Status> {
+        assert!(lens.iter().all(|len| *len >= PAGE_ALIGNED_FROM), "blocks in a row begin on a page each");
+        let total = lens.iter().try_fold(0, |total: u64, len| total.checked_add(len.checked_next_multiple_of(PAGE)?));
+        let total = total.ok_or_else(|| self.shared.too_little(u64::MAX))?;
+        if lens.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut offset = self.shared.allocate(total, lens.len() as u64)?.offset;
+        let mut blocks = Vec::with_capacity(lens.len());
+        for &len in lens {
+            let start = self.shared.mapping.at(offset, len).ok_or_else(|| self.shared.too_little(len))?;
+            blocks.push(Block { owner: Owner::Arena(self.clone()), offset, len, start });
+            offset += reserved(len);
+        }
+        Ok(blocks)
     }
 
     /// Keeps so many bytes ready for use, committed and touched, for as long as the result lives and the budget has them:
@@ -246,11 +271,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn allocate(&self, len: u64) -> Result<Extent, Status> {
+    /// A stretch of so many bytes, for a number of blocks.
+    fn allocate(&self, len: u64, blocks: u64) -> Result<Extent, Status> {
         let align = if len >= PAGE_ALIGNED_FROM { PAGE } else { ALIGNMENT };
         let Some(size) = len.checked_next_multiple_of(align) else { return Err(self.too_little(len)) };
         let mut state = self.lock();
-        let offset = state.space.take(size, align).ok_or_else(|| self.exhausted(&state, len))?;
+        let offset = loop {
+            match state.space.take(size, align) {
+                Some(offset) => break offset,
+                // Room that is being worked on is soon free again: as soon as some megabytes are committed or given back.
+                None if state.in_work > 0 => state = self.settled.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => return Err(self.exhausted(&state, len)),
+            }
+        };
         let (start, end) = (offset - offset % PAGE, (offset + size).next_multiple_of(PAGE));
         let missing = state.uncommitted.within(start, end);
         if !missing.is_empty() {
@@ -259,7 +292,7 @@ impl Shared {
                 self.refused(&state, len, &error)
             })?;
         }
-        state.blocks += 1;
+        state.blocks += blocks;
         if self.keeper_is_needed(&state) {
             self.work.notify_one();
         }
@@ -292,6 +325,7 @@ impl Shared {
         if beyond > 0 {
             state.in_work -= beyond;
             state.space.give(end, beyond);
+            self.settled.notify_all();
         }
         match committed {
             Ok(stretches) => {

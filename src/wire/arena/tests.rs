@@ -209,3 +209,22 @@ fn memory_is_locked_where_that_is_allowed() {
     let is_over = |arena: &Arena| locked() > before || !arena.shared.may_lock.load(Ordering::Relaxed);
     eventually("locked or refused", &arena, |_| is_over(&arena));
 }
+
+#[test]
+fn a_row_is_one_stretch_of_blocks_that_are_freed_one_by_one() {
+    let arena = Arena::new(options(2 * MIB)).unwrap();
+    let lens = [100_000, 65_536, 900_000];
+    let mut row = arena.allocate_row(&lens).unwrap();
+    for (pair, len) in row.windows(2).zip(lens) {
+        assert_eq!(pair[0].extent().len, len);
+        assert_eq!(pair[1].extent().offset, pair[0].extent().offset + len.next_multiple_of(PAGE));
+    }
+    assert_eq!(arena.stats().blocks, 3);
+    assert!(arena.allocate_row(&[MIB, MIB]).is_err());
+    drop(row.remove(1));
+    assert_eq!(arena.stats().blocks, 2);
+    drop(row);
+    let stats = arena.stats();
+    assert_eq!((stats.blocks, stats.used, stats.largest_free), (0, 0, 2 * MIB));
+    assert!(arena.allocate_row(&[]).unwrap().is_empty());
+}

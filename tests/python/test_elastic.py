@@ -119,6 +119,26 @@ def test_snapshots_come_back_in_every_form() -> None:
 
 
 @jax_process(slices=2, env=RESTLESS)
+def test_a_slice_replaced_before_the_handler_used_it() -> None:
+    """Its return under another incarnation than was seen does not keep training from taking others in."""
+    import jax
+    import numpy as np
+
+    from mainstay.elastic import Manager
+    from probe import incarnation_of, kill, wait_replaced
+
+    manager = Manager()
+    manager.maybe_snapshot(step=1, snapshot={"a": jax.device_put(np.arange(4.0), jax.devices()[0])}, block=True)
+    # As seen by the manager: slice 1 is down, and slice 0 dies just after that was seen.
+    manager._good = {0: incarnation_of(0)}
+    old = incarnation_of(0)
+    kill(0)
+    wait_replaced(0, old)
+    state = {"a": jax.device_put(np.arange(4.0), jax.devices()[0])}
+    assert manager.maybe_reshard_up(2, state, lambda utils: utils.good_slice_count) == 2
+
+
+@jax_process(slices=2, env=RESTLESS)
 def test_the_decorator_runs_a_function_again() -> None:
     """After a loss and after a request for more slices, with callbacks, until the policy says no."""
     import jax

@@ -214,8 +214,8 @@ class Manager:
         if step % self.reshard_check_period or self.good_slice_count == self.total_slice_count:
             return None
         healthy = healthy_slices(self.slice_to_devices)
-        # A slice in use that is down is for maybe_reshard_down. One that was replaced may have been so before the handler
-        # used it: if anything was lost with it, the snapshot tells.
+        # A slice in use that is down is for maybe_reshard_down. One that was replaced may have been so before the
+        # handler used it: if anything was lost with it, the snapshot tells.
         if len(healthy) == self.good_slice_count or not self._good.keys() <= healthy.keys():
             return None
         if not self._snapshots.has(step):

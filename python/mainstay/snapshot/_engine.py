@@ -1,6 +1,7 @@
 """The snapshot extension of libmainstay.so (`include/mainstay_snapshot.h`), as Python calls it."""
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,6 +180,11 @@ class Engine:
         if error := function(ctypes.byref(args)):
             self._raise(error)
         return args
+
+    def give_back(self, name: str, **given: Any) -> None:
+        """The same for the end of an object, which may come with the interpreter's: then there is nothing to be done."""
+        if sys is not None and not sys.is_finalizing():
+            self.call(name, **given)
 
     def _raise(self, error: int) -> None:
         message = _ErrorMessage(struct_size=ctypes.sizeof(_ErrorMessage), error=error)

@@ -35,7 +35,7 @@ class Snapshot:
 
     def __del__(self) -> None:
         """Gives the handle back."""
-        self._engine.call("Mainstay_Snapshot_Destroy", snapshot=self._handle)
+        self._engine.give_back("Mainstay_Snapshot_Destroy", snapshot=self._handle)
 
     def __repr__(self) -> str:
         """Step, label and how far it is."""
@@ -135,7 +135,7 @@ class Store:
     def __del__(self) -> None:
         """Drops its snapshots."""
         if hasattr(self, "_handle"):
-            self._engine.call("Mainstay_SnapshotStore_Destroy", store=self._handle)
+            self._engine.give_back("Mainstay_SnapshotStore_Destroy", store=self._handle)
 
     def take(self, tree: Any, *, step: int = 0, label: str = "") -> Snapshot:
         """Begins a snapshot of a tree and returns at once.

@@ -182,7 +182,7 @@ class Engine:
         return args
 
     def give_back(self, name: str, **given: Any) -> None:
-        """The same for the end of an object, which may come with the interpreter's: then there is nothing to be done."""
+        """The same for the end of an object, which may come with the interpreter's: then nothing is to be done."""
         if sys is not None and not sys.is_finalizing():
             self.call(name, **given)
 

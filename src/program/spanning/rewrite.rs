@@ -64,7 +64,16 @@ pub fn rewrite(mut module: HloModuleProto, extents: Extents) -> Result<HloModule
 
 /// The reduction that a computation is, if it is `op(parameter, parameter)`.
 fn reduction_of(computation: &HloComputationProto) -> Option<Reduction> {
-    let by_id = |id: i64| computation.instructions.iter().find(|instruction| instruction.id == id);
+    let instruction = |id: i64| computation.instructions.iter().find(|instruction| instruction.id == id);
+    // XLA leaves copies in between. No chain of them is longer than the computation.
+    let by_id = |id: i64| {
+        computation.instructions.iter().try_fold(instruction(id)?, |found, _| {
+            match (found.opcode.as_str(), &found.operand_ids[..]) {
+                ("copy", [source]) => instruction(*source),
+                _ => Some(found),
+            }
+        })
+    };
     let root = by_id(computation.root_id)?;
     let [left, right] = root.operand_ids[..] else { return None };
     let (left, right) = (by_id(left)?, by_id(right)?);
@@ -367,4 +376,37 @@ fn laid_out(shape: &ShapeProto, major: Option<i64>) -> ShapeProto {
 /// Ids of all computations that an instruction calls.
 pub(super) fn callees(instruction: &HloInstructionProto) -> HashSet<i64> {
     instruction.called_computation_ids.iter().copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instruction(id: i64, opcode: &str, operands: &[i64], parameter: i64) -> HloInstructionProto {
+        HloInstructionProto {
+            id,
+            opcode: opcode.to_owned(),
+            operand_ids: operands.to_vec(),
+            parameter_number: parameter,
+            ..Default::default()
+        }
+    }
+
+    fn computation(root: i64, rest: &[HloInstructionProto]) -> HloComputationProto {
+        let parameters = [instruction(1, "parameter", &[], 0), instruction(2, "parameter", &[], 1)];
+        let instructions = parameters.into_iter().chain(rest.iter().cloned()).collect();
+        HloComputationProto { root_id: root, instructions, ..Default::default() }
+    }
+
+    #[test]
+    fn a_reduction_is_seen_through_copies() {
+        let add = instruction(3, "add", &[4, 2], 0);
+        let copies =
+            [instruction(4, "copy", &[1], 0), instruction(5, "copy", &[3], 0), instruction(6, "copy", &[5], 0)];
+        let all = [&copies[..], &[add]].concat();
+        assert_eq!(reduction_of(&computation(6, &all)), Reduction::from_opcode("add"));
+        assert_eq!(reduction_of(&computation(4, &all)), None);
+        assert_eq!(reduction_of(&computation(7, &[instruction(7, "copy", &[7], 0)])), None);
+        assert_eq!(reduction_of(&computation(3, &[instruction(3, "add", &[1, 1], 0)])), None);
+    }
 }

@@ -70,6 +70,11 @@ impl Worker {
         self.listener.pulse()
     }
 
+    /// Whether what the worker has to do waits for other slices or the client, as it said with its last sign of life.
+    pub fn waits_for_others(&self) -> bool {
+        self.listener.waits_for_others()
+    }
+
     /// The worker's session.
     pub fn session(&self) -> &Arc<Session> {
         &self.session

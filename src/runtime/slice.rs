@@ -21,6 +21,9 @@ use crate::wire::message::{Command, ExecutableId, Report, Urgent};
 /// How often it is looked whether an idle worker has got work, where lack of progress is bounded.
 const GLANCE: Duration = Duration::from_millis(500);
 
+/// A worker may wait for others for so many times the bound on progress: by then who keeps it is lost, and it goes on.
+const PATIENCE_WITH_OTHERS: u32 = 3;
+
 /// A slice of a client. The same object through all its incarnations.
 pub struct Slice {
     /// Position among the client's slices.
@@ -66,6 +69,7 @@ impl Slice {
             worker: None,
             warm: HashSet::new(),
             pulse: None,
+            waiting_since: None,
             to_do: VecDeque::new(),
             told: None,
         };
@@ -155,6 +159,8 @@ struct Keeper {
     warm: HashSet<ExecutableId>,
     /// The worker's pulse, where silence is bounded.
     pulse: Option<Pulse>,
+    /// Since when the worker, with work to do, waits for others.
+    waiting_since: Option<Instant>,
     /// What the machine said and was not done yet: what follows from an action is done after what it came with.
     to_do: VecDeque<Action>,
     /// What of the slice was last announced.
@@ -276,10 +282,23 @@ impl Keeper {
             events.push(Event::Heartbeat);
         }
         if heard || sign == Sign::Paused {
+            self.waiting_since = None;
             events.push(Event::Progress { outstanding: session.is_working() });
         } else if session.is_working() {
-            events.push(Event::Busy);
+            // Its turn comes after others': it is they who are stuck, if anybody is.
+            let is_excused = sign == Sign::Life && self.waits_for_others(Instant::now());
+            events.push(if is_excused { Event::Progress { outstanding: false } } else { Event::Busy });
         }
+    }
+
+    /// Whether the worker waits for others, and has not for so long that it can't be they who keep it.
+    fn waits_for_others(&mut self, now: Instant) -> bool {
+        if !self.worker.as_ref().is_some_and(Worker::waits_for_others) {
+            self.waiting_since = None;
+            return false;
+        }
+        let since = *self.waiting_since.get_or_insert(now);
+        self.slice.shared.config.progress_timeout.is_some_and(|bound| now - since < PATIENCE_WITH_OTHERS * bound)
     }
 
     /// The connection is closed: the process is waited for as long as the machine has patience.

@@ -27,6 +27,12 @@ impl Fates {
         }
     }
 
+    /// Whether a collective waits for other slices.
+    pub(super) fn waits_for_others(&self) -> bool {
+        let exchange = self.0.lock().unwrap_or_else(PoisonError::into_inner).exchange.clone();
+        exchange.is_some_and(|exchange| exchange.waits_for_others())
+    }
+
     /// There is an exchange now: it is told what was kept, and all that comes.
     pub(super) fn tell(&self, exchange: &Arc<Exchange>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -47,7 +47,7 @@ pub unsafe fn run(fds: &str) -> ! {
     let end = Arc::new(end);
     let fates = Arc::new(Fates::default());
     hear_of_fates(&end, &fates);
-    give_signs_of_life(&end);
+    give_signs_of_life(&end, &fates);
     let arena = arena.map(map_arena);
     let outbox = Outbox::new(end.clone());
     let mut session = Session::new(outbox, arena, exchange, heap, fates);
@@ -116,12 +116,13 @@ fn hear_of_fates(end: &Arc<WorkerEnd>, fates: &Arc<Fates>) {
     }
 }
 
-/// Counts the worker's pulse up for as long as threads of this process can run, whatever the others are doing.
-fn give_signs_of_life(end: &Arc<WorkerEnd>) {
-    let end = end.clone();
+/// Counts the worker's pulse up for as long as threads of this process can run, whatever the others are doing; says with it
+/// whether a collective waits for other slices.
+fn give_signs_of_life(end: &Arc<WorkerEnd>, fates: &Arc<Fates>) {
+    let (end, fates) = (end.clone(), fates.clone());
     let beat = move || {
         loop {
-            end.beat();
+            end.beat(fates.waits_for_others());
             std::thread::sleep(BEAT);
         }
     };

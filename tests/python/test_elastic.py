@@ -226,6 +226,33 @@ def test_changes_are_told() -> None:
     stop()
 
 
+@jax_process(slices=2, devices=2, env={"MAINSTAY_PROGRESS_TIMEOUT": "1500ms"})
+def test_a_slice_that_waits_for_a_stuck_one_is_not_lost() -> None:
+    """In a program over two slices, one stuck: that one is lost, and the one that waits for it is not."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import mainstay
+    from mainstay import fault
+    from probe import devices_of, equal, incarnation_of, loss_from, wait_replaced
+
+    mesh = Mesh(np.array(jax.devices()), "x")
+    summed = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
+    ones = jax.device_put(np.ones(4, np.float32), NamedSharding(mesh, P("x")))
+    equal(summed(ones), [4])
+    kept, old = jax.device_put(np.arange(3), devices_of(0)[0]), incarnation_of(1)
+    fault.hang(1)
+    assert "progress_timeout" in loss_from(lambda: np.asarray(summed(ones)), 1)
+    wait_replaced(1, old)
+    equal(kept, [0, 1, 2])
+    assert not mainstay.slices()[0].losses
+    assert len(mainstay.slices()[1].losses) == 1
+    ones = jax.device_put(np.ones(4, np.float32), NamedSharding(mesh, P("x")))
+    equal(summed(ones), [4])
+
+
 @jax_process(slices=2, env=IMPATIENT)
 def test_a_stopped_or_stuck_worker_is_lost_and_replaced() -> None:
     """SIGSTOP, and a worker that takes no more work: both are killed, told as losses with the bound, replaced."""

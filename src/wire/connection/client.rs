@@ -252,6 +252,11 @@ impl Listener {
         self.link.pulse().load(Relaxed)
     }
 
+    /// Whether the worker said, with its last sign of life, that what it has to do waits for other slices or the client.
+    pub fn waits_for_others(&self) -> bool {
+        self.link.waits().load(Relaxed) != 0
+    }
+
     /// Waits for reports and appends them to `reports`, oldest first, a limited number at once.
     ///
     /// May return early without any: on a ready descriptor of `wait`, after its timeout, on

@@ -12,6 +12,7 @@
 //! | 16 … 23 | capacity of the command ring, C |
 //! | 24 … 31 | capacity of the report ring, R |
 //! | 32 … 39 | the worker's pulse: counts up for as long as the worker's threads can run |
+//! | 40 … 47 | whether, at its last beat, the worker had nothing to do but to wait for others: 0 or 1 |
 //! | 4096 … | command ring, 4096 + C bytes, then report ring, 4096 + R bytes |
 //!
 //! Who wakes whom, by eventfd: `client` is written by the worker (a report, or room for commands), `worker` by the
@@ -45,6 +46,7 @@ pub use worker::WorkerEnd;
 const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 const COMMANDS_AT: usize = 4096;
 const PULSE_AT: usize = 32;
+const WAITS_AT: usize = 40;
 /// The most that an urgent message takes: there is always room for it in an empty socket.
 const MOST_URGENT_BYTES: usize = 32 << 10;
 
@@ -118,6 +120,11 @@ impl Link {
     /// The worker's sign of life.
     fn pulse(&self) -> &std::sync::atomic::AtomicU64 {
         self.commands.mapping().word(PULSE_AT)
+    }
+
+    /// Whether the worker waits for others.
+    fn waits(&self) -> &std::sync::atomic::AtomicU64 {
+        self.commands.mapping().word(WAITS_AT)
     }
 }
 

@@ -138,8 +138,9 @@ impl WorkerEnd {
         None
     }
 
-    /// Gives a sign of life; see [`super::Listener::pulse`].
-    pub fn beat(&self) {
+    /// Gives a sign of life, and says whether all there is to do waits for others; see [`super::Listener::pulse`].
+    pub fn beat(&self, waits_for_others: bool) {
+        self.link.waits().store(waits_for_others.into(), Relaxed);
         self.link.pulse().fetch_add(1, Relaxed);
     }
 

@@ -287,6 +287,14 @@ impl Exchange {
         })
     }
 
+    /// Whether a meeting to which all of this worker's ranks have come waits for other workers. Never waits itself: what
+    /// is being worked on waits for nobody.
+    pub fn waits_for_others(&self) -> bool {
+        let Ok(state) = self.core.state.try_lock() else { return false };
+        let mut meetings = state.launches.values().flat_map(|launch| launch.meetings.values());
+        meetings.any(|meeting| meeting.try_lock().is_ok_and(|meeting| meeting.waits_for_others()))
+    }
+
     /// How many launches, meetings and kept parcels there are: all 0 when nothing is going on.
     pub fn census(&self) -> (usize, usize, usize) {
         let state = lock(&self.core.state);

@@ -117,6 +117,11 @@ impl Meeting {
         self.id
     }
 
+    /// Whether all ranks of this worker are here, and something of other workers' is still to come.
+    pub fn waits_for_others(&self) -> bool {
+        self.plan.is_some() && self.missing == 0 && !self.over
+    }
+
     /// A rank arrives. `Err` gives the arrival back where the meeting is over: its launch has failed.
     pub fn arrive(
         &mut self,

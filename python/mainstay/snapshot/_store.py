@@ -76,8 +76,9 @@ class Snapshot:
         return self._phase() == DROPPED
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is whole; False where that takes longer than `timeout` seconds.
+        """Waits until its copies are over; False where that takes longer than `timeout` seconds.
 
+        It is whole then, unless it was dropped meanwhile, by its owner or as newer ones took its place (`is_dropped`).
         Raises SnapshotError where it can't become whole: `DATA_LOSS: …` for the loss of a slice.
         """
         left = None if timeout is None else int(timeout * 1e9)

@@ -105,10 +105,10 @@ impl Client {
 
     fn compile_job(&self, job: &Job, devices: &[u32]) -> Result<Arc<CompiledSpanning>, Status> {
         if self.has_compiler_process() {
-            return self.compiler().compile(job);
+            return self.compiler().compile(job).map_err(explained);
         }
         let first = devices.first().map_or(0, |&device| self.devices[device as usize].slice);
-        self.on_a_worker(first, |session| job.compile_in(session)).map(Arc::new)
+        self.on_a_worker(first, |session| job.compile_in(session)).map(Arc::new).map_err(explained)
     }
 
     pub(super) fn ask(&self, query: Query) -> Result<Reply, Status> {
@@ -220,4 +220,15 @@ impl Client {
             Status::failed_precondition(format!("device {ordinal} of slice {slice} is unknown to its worker"))
         })
     }
+}
+
+/// Says of a program that calls back into the framework's process that this is what can't be; the plugin only misses a name.
+fn explained(status: Status) -> Status {
+    let missing =
+        status.message.split_once("No FFI handler registered for ").and_then(|(_, rest)| rest.split(' ').next());
+    let Some(name) = missing else { return status };
+    Status::unimplemented(format!(
+        "the program calls {name}, which is in the framework's process (as jax.pure_callback, jax.debug.print and handlers \
+         registered there are) and not in the plugin: Mainstay runs programs in another process and does not serve that"
+    ))
 }

@@ -2,8 +2,9 @@
 //! slice. See [`crate::program::spanning`] for the way.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Once, OnceLock};
+use std::time::Duration;
 
 use protobuf::Message;
 
@@ -78,6 +79,11 @@ fn partitioned(
     proto.hlo_module.into_option().ok_or_else(|| Status::invalid("the partitioned program is empty"))
 }
 
+/// What the folders' names begin with, before the number of their process.
+const PREFIX: &str = "mainstay-plan-";
+/// No plan takes longer.
+const LONGEST_PLAN: Duration = Duration::from_secs(600);
+
 /// Removes what a compiler process that died while it planned has left behind. To be called once it is reaped.
 pub fn clear_up_after(pid: u32) {
     let Ok(entries) = std::fs::read_dir(folders()) else { return };
@@ -85,6 +91,25 @@ pub fn clear_up_after(pid: u32) {
     for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
         if let Err(error) = std::fs::remove_dir_all(entry.path()) {
             tracing::warn!(%error, folder = %entry.path().display(), "a dead compiler's folder stays");
+        }
+    }
+}
+
+/// Removes what processes left behind that were killed together with their clients, so that nobody cleared up after them,
+/// and an earlier process that had the number of this one. To be called before this one makes its first folder.
+fn clear_up_after_the_dead() {
+    let Ok(entries) = std::fs::read_dir(folders()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<u32>().ok());
+        let Some(pid) = pid else { continue };
+        let is_ours = pid == std::process::id();
+        // A process that can't be seen may live in another container that has the same memory: not for so long, though.
+        let is_dead = || !Path::new(&format!("/proc/{pid}")).exists();
+        let age = entry.metadata().and_then(|folder| folder.modified()).ok().and_then(|made| made.elapsed().ok());
+        if is_ours || (is_dead() && age.is_some_and(|age| age > LONGEST_PLAN)) {
+            // Another user's stays.
+            let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }
@@ -97,7 +122,7 @@ fn folders() -> PathBuf {
 
 /// What the names of a process's folders begin with.
 fn prefix(pid: u32) -> String {
-    format!("mainstay-plan-{pid}-")
+    format!("{PREFIX}{pid}-")
 }
 
 /// A new folder of this process's own, in memory where there is such a place; gone when dropped.
@@ -106,6 +131,8 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Result<Self, Status> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
+        static CLEARED_UP: Once = Once::new();
+        CLEARED_UP.call_once(clear_up_after_the_dead);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = Self(folders().join(format!("{}{number}", prefix(std::process::id()))));
         let mut builder = std::fs::DirBuilder::new();

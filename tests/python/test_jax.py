@@ -114,7 +114,7 @@ def test_errors_of_programs_come_through() -> None:
     try:
         jax.block_until_ready(jax.jit(lambda y: jax.pure_callback(np.sin, y, y))(x))
     except Exception as error:
-        assert "DATA_LOSS" not in str(error), error
+        assert "UNIMPLEMENTED: the program calls xla_ffi" in str(error), error
     else:
         raise AssertionError("a Python callback ran in another process")
     assert all(one.is_healthy and not one.losses for one in mainstay.slices())

@@ -326,3 +326,37 @@ def test_kills_at_random_moments_of_a_training_loop() -> None:
     assert waited[len(waited) // 2] < LATE
     wait_for(lambda: all(one.is_healthy for one in mainstay.slices()), "all slices to be there")
     assert losses(jax.devices(), 5, float) == together
+
+
+@jax_process(slices=2, devices=1)
+def test_what_was_left_with_a_killed_client_is_cleared_up() -> None:
+    """A compiler that is killed together with its client leaves the folder of its plan; a later one removes it."""
+    import os
+    import shutil
+    import subprocess
+    import sys
+    import time
+    from pathlib import Path
+
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left, recent = (Path(f"/dev/shm/mainstay-plan-{dead.pid}-{number}") for number in range(2))
+    try:
+        for folder in (left, recent):
+            folder.mkdir()
+        (left / "module.hlo.pb").write_bytes(b"x")
+        long_ago = time.time() - 3600
+        os.utime(left, (long_ago, long_ago))
+        mesh = Mesh(np.array(jax.devices()), "x")
+        ones = jax.device_put(np.ones(2, np.float32), NamedSharding(mesh, P("x")))
+        assert float(jax.jit(lambda x: x.sum())(ones)) == 2
+        assert not left.exists()
+        assert recent.exists()
+    finally:
+        for folder in (left, recent):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -26,7 +26,7 @@ TRANSFORMER = [sys.executable, str(HERE / "transformer_loop.py"), "100"]
 @cache
 def _raw_losses() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
-        return check(run(TRANSFORMER, _on_raw_plugin(Path(folder), 8))).splitlines()
+        return check(run([*TRANSFORMER, "one-at-a-time"], _on_raw_plugin(Path(folder), 8))).splitlines()
 
 
 @pytest.mark.parametrize(("slices", "devices"), [(2, 4), (4, 2)])

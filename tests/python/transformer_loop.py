@@ -57,7 +57,7 @@ def loss_of(weights: dict[str, Any], words: jax.Array) -> jax.Array:
     return jnp.take_along_axis(surprise, words[:, 1:, None], -1).mean()
 
 
-def main(steps: int) -> None:
+def main(steps: int, one_at_a_time: bool) -> None:
     """Trains, and prints."""
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
     random = np.random.default_rng(0)
@@ -84,9 +84,12 @@ def main(steps: int) -> None:
             words.append(follows[words[-1]])
         weights, loss = run(weights, jax.device_put(np.stack(words, 1).astype(np.int32), split))
         losses.append(loss)
+        if one_at_a_time:
+            # XLA's own client can come to a standstill where launches overlap and threads are short, and aborts then.
+            loss.block_until_ready()
     for loss in losses:
         print(np.asarray(loss).tobytes().hex(), float(loss))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), "one-at-a-time" in sys.argv)

@@ -1,6 +1,7 @@
 //! Compiling a program that spans slices: planned on a client of the program's size, rewritten, compiled for each
 //! slice. See [`crate::program::spanning`] for the way.
 
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Once, OnceLock};
@@ -86,11 +87,9 @@ const LONGEST_PLAN: Duration = Duration::from_secs(600);
 
 /// Removes what a compiler process that died while it planned has left behind. To be called once it is reaped.
 pub fn clear_up_after(pid: u32) {
-    let Ok(entries) = std::fs::read_dir(folders()) else { return };
-    let prefix = prefix(pid);
-    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
-        if let Err(error) = std::fs::remove_dir_all(entry.path()) {
-            tracing::warn!(%error, folder = %entry.path().display(), "a dead compiler's folder stays");
+    for (_, folder) in all_folders().filter(|(owner, _)| *owner == pid) {
+        if let Err(error) = std::fs::remove_dir_all(folder.path()) {
+            tracing::warn!(%error, folder = %folder.path().display(), "a dead compiler's folder stays");
         }
     }
 }
@@ -98,31 +97,28 @@ pub fn clear_up_after(pid: u32) {
 /// Removes what processes left behind that were killed together with their clients, so that nobody cleared up after them,
 /// and an earlier process that had the number of this one. To be called before this one makes its first folder.
 fn clear_up_after_the_dead() {
-    let Ok(entries) = std::fs::read_dir(folders()) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<u32>().ok());
-        let Some(pid) = pid else { continue };
-        let is_ours = pid == std::process::id();
+    for (owner, folder) in all_folders() {
         // A process that can't be seen may live in another container that has the same memory: not for so long, though.
-        let is_dead = || !Path::new(&format!("/proc/{pid}")).exists();
-        let age = entry.metadata().and_then(|folder| folder.modified()).ok().and_then(|made| made.elapsed().ok());
-        if is_ours || (is_dead() && age.is_some_and(|age| age > LONGEST_PLAN)) {
+        let is_dead = || !Path::new(&format!("/proc/{owner}")).exists();
+        let age = folder.metadata().and_then(|folder| folder.modified()).ok().and_then(|made| made.elapsed().ok());
+        if owner == std::process::id() || (is_dead() && age.is_some_and(|age| age > LONGEST_PLAN)) {
             // Another user's stays.
-            let _ = std::fs::remove_dir_all(entry.path());
+            let _ = std::fs::remove_dir_all(folder.path());
         }
     }
+}
+
+/// The folders of all processes, each with the number of its process.
+fn all_folders() -> impl Iterator<Item = (u32, DirEntry)> {
+    let owner = |folder: &DirEntry| folder.file_name().to_str()?.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok();
+    let entries = std::fs::read_dir(folders()).into_iter().flatten().flatten();
+    entries.filter_map(move |folder| Some((owner(&folder)?, folder)))
 }
 
 /// Where the folders are: in memory where there is such a place.
 fn folders() -> PathBuf {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { memory.into() } else { std::env::temp_dir() }
-}
-
-/// What the names of a process's folders begin with.
-fn prefix(pid: u32) -> String {
-    format!("{PREFIX}{pid}-")
 }
 
 /// A new folder of this process's own, in memory where there is such a place; gone when dropped.
@@ -134,7 +130,7 @@ impl Folder {
         static CLEARED_UP: Once = Once::new();
         CLEARED_UP.call_once(clear_up_after_the_dead);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = Self(folders().join(format!("{}{number}", prefix(std::process::id()))));
+        let folder = Self(folders().join(format!("{PREFIX}{}-{number}", std::process::id())));
         let mut builder = std::fs::DirBuilder::new();
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         // A folder that is there already is somebody else's, or a dead process's: neither is to be trusted.
@@ -175,7 +171,7 @@ mod tests {
     fn what_a_dead_compiler_left_is_removed_and_nothing_else() {
         // Numbers that no process has.
         let (dead, other) = (4_200_000_001, 4_200_000_002);
-        let make = |pid| folders().join(format!("{}{}", prefix(pid), std::process::id()));
+        let make = |pid| folders().join(format!("{PREFIX}{pid}-{}", std::process::id()));
         for pid in [dead, other] {
             std::fs::create_dir(make(pid)).unwrap();
             std::fs::write(make(pid).join("module.hlo.pb"), b"x").unwrap();

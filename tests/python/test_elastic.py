@@ -130,7 +130,7 @@ def test_a_slice_replaced_before_the_handler_used_it() -> None:
     manager = Manager()
     manager.maybe_snapshot(step=1, snapshot={"a": jax.device_put(np.arange(4.0), jax.devices()[0])}, block=True)
     # As seen by the manager: slice 1 is down, and slice 0 dies just after that was seen.
-    manager._good = {0: incarnation_of(0)}
+    manager._good = frozenset({0})
     old = incarnation_of(0)
     kill(0)
     wait_replaced(0, old)

@@ -61,7 +61,7 @@ class Manager:
         self.slice_to_devices = by_slice(jax.devices() if devices is None else devices)
         """The devices of each slice, whether it works or not."""
         self._snapshots = Snapshots(snapshot_buffer_size)
-        self._good = healthy_slices(self.slice_to_devices)
+        self._good = frozenset(healthy_slices(self.slice_to_devices))
         _claim(self)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Manager:
     @property
     def good_slice_indices(self) -> frozenset[int]:
         """The slices that training uses: those that worked at the start, or when the handler was last called."""
-        return frozenset(self._good)
+        return self._good
 
     @property
     def good_slice_count(self) -> int:
@@ -213,10 +213,10 @@ class Manager:
         fault.reached(step)
         if step % self.reshard_check_period or self.good_slice_count == self.total_slice_count:
             return None
-        healthy = healthy_slices(self.slice_to_devices)
+        healthy = frozenset(healthy_slices(self.slice_to_devices))
         # A slice in use that is down is for maybe_reshard_down. One that was replaced may have been so before the
         # handler used it: if anything was lost with it, the snapshot tells.
-        if len(healthy) == self.good_slice_count or not self._good.keys() <= healthy.keys():
+        if not self._good < healthy:
             return None
         if not self._snapshots.has(step):
             self._snapshots.take(step, snapshot)
@@ -240,7 +240,7 @@ class Manager:
             if not is_error_due_to_slice_down(error):
                 raise error
             self._count_loss(error, retries)
-            while not (healthy := healthy_slices(self.slice_to_devices)):
+            while not (healthy := frozenset(healthy_slices(self.slice_to_devices))):
                 self.wait_for_slices(1)
             self._good = healthy
             try:
@@ -271,7 +271,7 @@ class Manager:
         return _retry.elastic_retry(manager=self, **options)
 
     def _begin_attempt(self, slices: frozenset[int]) -> None:
-        self._good = healthy_slices(slices)
+        self._good = frozenset(healthy_slices(slices))
 
 
 def _claim(manager: Manager) -> None:

@@ -22,5 +22,6 @@ pub mod program;
 pub mod runtime;
 pub mod slice;
 pub mod snapshot;
+mod sync;
 pub mod wire;
 pub mod worker;

@@ -4,7 +4,7 @@
 //! session. The value of a buffer in host memory is in the arena: it outlives every worker.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use smallvec::SmallVec;
 
@@ -15,6 +15,7 @@ use super::host_slot::HostSlot;
 use super::session::{DeviceDone, Session};
 use super::view::{Held, Lease, Places, Source, View};
 use crate::abi::{Status, element};
+use crate::sync::lock;
 use crate::wire::arena::Block;
 use crate::wire::message::{BufferId, BufferSpec, Command, Dims, Extent, Layout, Query, Reply, RequestId};
 
@@ -319,9 +320,10 @@ impl Buffer {
     /// the buffer. `None` where this process will not be able to read it.
     pub fn hold(&self) -> Option<Held> {
         let mut looks = lock(&self.looks);
-        if self.is_deleted() {
-            return None;
-        }
+        if self.is_deleted() { None } else { self.held(&mut looks) }
+    }
+
+    fn held(&self, looks: &mut Looks) -> Option<Held> {
         let source = match &self.origin {
             Origin::Reported(places, number) => {
                 self.holder.session()?.heap()?;
@@ -330,7 +332,7 @@ impl Buffer {
             Origin::Arena(block) => Source::Arena(block.upgrade()?),
             Origin::Unknown => return None,
         };
-        Some(Held::new(self.ready.clone(), source, self.lease(&mut looks)?))
+        Some(Held::new(self.ready.clone(), source, self.lease(looks)?))
     }
 
     /// A part in the buffer's lease; `None` where its value is not to be looked at in place.
@@ -440,14 +442,7 @@ impl Buffer {
             |request| command(request, to),
             Box::new(move |reply| match reply {
                 Ok(_) => done(Ok(Arc::new(block))),
-                Err(error) => {
-                    // A lost worker may still write to a block that it was asked to fill.
-                    if asked.lost().is_some() {
-                        asked.keep_until_reaped(Arc::new(block));
-                    }
-                    // The buffer knows the first cause, which may lie in another slice; the worker its own.
-                    ready.on_done(move |outcome| done(Err(outcome.as_ref().err().cloned().unwrap_or(error))));
-                }
+                Err(error) => asked.unread(Arc::new(block), &ready, error, |cause| done(Err(cause))),
             }),
         );
     }
@@ -478,19 +473,10 @@ impl Buffer {
         let mut looks = lock(&self.looks);
         self.check_held()?;
         if looks.view.is_none() {
-            looks.view = self.in_place(&mut looks).map(Arc::new);
+            // What can't be seen in place is copied, or lost: the copy will tell.
+            looks.view = self.held(&mut looks).and_then(|held| held.view().ok()?).map(Arc::new);
         }
         Ok(looks.view.clone())
-    }
-
-    /// The value in the device's memory, where this process sees it and it lies there as the host would have it.
-    fn in_place(&self, looks: &mut Looks) -> Option<View> {
-        let lease = self.lease(looks)?;
-        match &self.origin {
-            Origin::Reported(places, number) => View::at(&lease, *places.get()?.get(*number)?),
-            Origin::Arena(block) => Some(View::Lent(block.upgrade()?, lease)),
-            Origin::Unknown => None,
-        }
     }
 
     /// The outcome of the buffer's readiness: lost with the session, also where it was ready once.
@@ -546,9 +532,4 @@ pub fn outcome(ready: Outcome, session: &Session) -> Outcome {
 /// A worker answered a question with something that is no answer to it.
 pub fn unexpected(reply: &Reply) -> Status {
     Status::new(crate::abi::Code::Unknown, format!("a worker gave an answer that does not fit the question: {reply:?}"))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing here panics while it holds a lock.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -120,16 +120,7 @@ fn answer(
                 receiver.arrived(number, Ok(block));
             }
         }
-        Err(error) => {
-            // A lost worker may still write to a block that it was asked to fill.
-            if session.lost().is_some() {
-                session.keep_until_reaped(block);
-            }
-            // The buffer knows the first cause, which may lie in another slice; the worker its own.
-            ready.on_done(move |outcome| {
-                receiver.arrived(number, Err(outcome.as_ref().err().cloned().unwrap_or(error)));
-            });
-        }
+        Err(error) => session.unread(block, &ready, error, move |cause| receiver.arrived(number, Err(cause))),
     })
 }
 

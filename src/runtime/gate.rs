@@ -40,7 +40,7 @@ impl Gate {
     }
 
     /// A launch is over: what was held back and may go now is sent.
-    pub fn launch_is_over(&self, send: impl Fn(&Command)) {
+    pub fn launch_is_over(&self, mut send: impl FnMut(&Command)) {
         let mut state = self.state();
         state.under_way = state.under_way.saturating_sub(1);
         while let Some(next) = state.held.front() {

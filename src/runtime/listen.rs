@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::process::{Memory, Process};
-use super::pulse::{Pulse, Sign};
+use super::pulse::Pulse;
 use super::session::Session;
 use super::view::Heap;
 use crate::abi::{Code, Status, harmless};
@@ -162,7 +162,6 @@ impl Compiler {
     /// It is given up where it gives no sign of life for `silence`, and at the time that `leave_by` names, once it does.
     pub fn listen(&mut self, silence: Option<Duration>, leave_by: &OnceLock<Instant>) -> String {
         let mut pulse = silence.map(|bound| Pulse::new(bound, self.0.pulse(), Instant::now()));
-        let mut alive = Instant::now();
         loop {
             let left = leave_by.get().map(|at| at.saturating_duration_since(Instant::now()));
             let timeout = left.into_iter().chain(pulse.as_ref().map(Pulse::interval)).min();
@@ -173,12 +172,11 @@ impl Compiler {
             if leave_by.get().is_some_and(|at| *at <= now) {
                 return self.given_up("did not leave when told to");
             }
-            let count = self.0.pulse();
-            if pulse.as_mut().is_none_or(|pulse| pulse.look(count, now) != Sign::None) {
-                alive = now;
-            }
-            if let Some(bound) = silence.filter(|bound| now - alive > *bound) {
-                return self.given_up(&format!("gave no sign of life for {bound:?} (heartbeat_timeout)"));
+            if let (Some(pulse), Some(bound)) = (&mut pulse, silence) {
+                pulse.look(self.0.pulse(), now);
+                if pulse.silence() > bound {
+                    return self.given_up(&format!("gave no sign of life for {bound:?} (heartbeat_timeout)"));
+                }
             }
         }
     }

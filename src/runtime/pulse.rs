@@ -10,6 +10,8 @@ const LOOKS: u32 = 4;
 pub struct Pulse {
     count: u64,
     looked: Instant,
+    /// When there was a sign of life, or silence said nothing.
+    alive: Instant,
     interval: Duration,
 }
 
@@ -28,7 +30,7 @@ pub enum Sign {
 impl Pulse {
     /// The pulse of a worker that may be silent for `bound`; `count` is its count now.
     pub fn new(bound: Duration, count: u64, now: Instant) -> Self {
-        Self { count, looked: now, interval: bound / LOOKS }
+        Self { count, looked: now, alive: now, interval: bound / LOOKS }
     }
 
     /// The time from one look to the next, at most.
@@ -41,11 +43,20 @@ impl Pulse {
         let paused = now.saturating_duration_since(self.looked) > 2 * self.interval;
         let beats = count != self.count;
         (self.count, self.looked) = (count, now);
-        match (paused, beats) {
+        let sign = match (paused, beats) {
             (true, _) => Sign::Paused,
             (false, true) => Sign::Life,
             (false, false) => Sign::None,
+        };
+        if sign != Sign::None {
+            self.alive = now;
         }
+        sign
+    }
+
+    /// How long it had been silent at the last look.
+    pub fn silence(&self) -> Duration {
+        self.looked.saturating_duration_since(self.alive)
     }
 }
 
@@ -61,6 +72,7 @@ mod tests {
         assert_eq!(pulse.interval(), ms(100));
         assert_eq!(pulse.look(8, start + ms(100)), Sign::Life);
         assert_eq!(pulse.look(8, start + ms(200)), Sign::None);
+        assert_eq!(pulse.silence(), ms(100));
         assert_eq!(pulse.look(8, start + ms(401)), Sign::Paused);
         assert_eq!(pulse.look(8, start + ms(500)), Sign::None);
     }

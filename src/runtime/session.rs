@@ -3,7 +3,6 @@
 //! Buffers, launches and requests belong to a session. When its worker is lost the session is closed once, with
 //! the first cause; everything pending fails with it, and whatever is asked of the session later gets it too.
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
@@ -305,12 +304,12 @@ impl Session {
                     done.set(result);
                 }
                 if is_over {
-                    let refused = RefCell::new(Vec::new());
+                    let mut refused = Vec::new();
                     self.gate.launch_is_over(|command| {
                         let why = self.send_and(command, Wake::Now);
-                        refused.borrow_mut().extend(why.map(|why| (command.clone(), why)));
+                        refused.extend(why.map(|why| (command.clone(), why)));
                     });
-                    refused.into_inner().iter().for_each(|(command, why)| self.refuse(command, why));
+                    refused.iter().for_each(|(command, why)| self.refuse(command, why));
                 }
             }
             Report::Returned { loan } => drop(self.take_loan(loan)),
@@ -371,6 +370,16 @@ impl Session {
         if let Some(graveyard) = &mut *self.graveyard.lock().unwrap_or_else(PoisonError::into_inner) {
             graveyard.push(block);
         }
+    }
+
+    /// The worker did not write a value to the block that it was asked to fill: tells why. `ready` is the value's own event.
+    pub fn unread(&self, block: Arc<Block>, ready: &Event, error: Status, tell: impl FnOnce(Status) + Send + 'static) {
+        // A lost worker may still write to the block.
+        if self.lost().is_some() {
+            self.keep_until_reaped(block);
+        }
+        // The buffer knows the first cause, which may lie in another slice; the worker its own.
+        ready.on_done(move |outcome| tell(outcome.as_ref().err().cloned().unwrap_or(error)));
     }
 
     /// The worker is dead and reaped: nothing of it touches the arena any more.

@@ -1,13 +1,14 @@
 //! Compilation, and the clients to compile with: in the compiler process made at first need, one per distinct list of
 //! create options; in a worker the slice's own.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::describe;
 use super::inner::{Client, Plugin, Program, Topology};
 use super::jobs::Jobs;
 use super::session::Host;
 use crate::abi::Status;
+use crate::sync::lock;
 use crate::wire::message::{CompileJob, Compiled, NamedValue, Reply, RequestId, SpanningJob, TopologySource};
 
 /// Compiles on threads of its own.
@@ -100,10 +101,6 @@ impl Compiler {
 
 fn program(job: &CompileJob) -> Program<'_> {
     Program { format: &job.format, code: &job.code }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Host {

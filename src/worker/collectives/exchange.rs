@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::abi::Status;
 use crate::program::spanning::spec::{Coordinate, Logical, Spec};
+use crate::sync::lock;
 use crate::wire::message::LaunchId;
 
 use super::meeting::{Arrival, Completion, Meeting, Parcel, Post, Progress};
@@ -538,9 +539,4 @@ impl Core {
             self.transport.reclaim(*launch);
         }
     }
-}
-
-/// Nothing that these locks guard is left half done by a panic: each change is a single insertion or removal.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -28,6 +28,7 @@ use std::time::Duration;
 use bytemuck::{Pod, Zeroable};
 
 use crate::abi::Status;
+use crate::sync::lock;
 use crate::wire::message::LaunchId;
 use crate::wire::shm::{self, Mapping};
 
@@ -555,11 +556,6 @@ fn pack(high: u32, low: u32) -> u64 {
 
 fn unpack(word: u64) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
-}
-
-/// A lock whose holder panicked guards nothing that a panic could leave half done.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn wait(word: &AtomicU32, value: u32, at_most: Duration) {

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import run
 import snapshot_table
+from measuring import LIBRARY, environment
 
 PINNED = [
     ("memcpy", "raw", "memcpy"),
@@ -96,8 +96,8 @@ def main() -> None:
             "plugin_options": "preallocate=false",
         }
         environments = {
-            "raw": run.environment("raw", arguments.plugin, memory, Path(folder)),
-            "ours": run.environment("mainstay", run.LIBRARY, through, Path(folder)),
+            "raw": environment("raw", arguments.plugin, memory, Path(folder)),
+            "ours": environment("mainstay", LIBRARY, through, Path(folder)),
         }
         columns = (PINNED, snapshot_table.TO_DEVICE)
         snapshot_table.run_one(environments, columns, "a GPU", snapshot_table.SIZES, arguments.rounds, largest)

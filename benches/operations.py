@@ -1,11 +1,10 @@
 """What is measured, inside a process that has one of the two plugins as JAX's platform.
 
-Prints the names of the measurements, then reads one name a line from standard input and answers each with the
-seconds that one operation took (bytes, where the name begins with "memory"). `run.py` holds one such process for
-each plugin and asks them in turn. With `spanning` as argument the measurements are those of `spanning.py`.
+Answers requests, a line of JSON each: `["names"]` of the measurements, and `["measure", name]` with the seconds that
+one operation took (bytes, where the name begins with "memory"). `run.py` holds one such process for each plugin and
+asks them in turn. With `spanning` as argument the measurements are those of `spanning.py`.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import spanning
 import transformer
+from measuring import serve
 
 MIB = 1 << 20
 SIZES = {"4 KiB": 4096, "64 KiB": 65536, "1 MiB": MIB, "16 MiB": 16 * MIB, "256 MiB": 256 * MIB}
@@ -106,9 +106,11 @@ def main() -> None:
     """Answers until standard input ends."""
     jax.devices()
     measurements = spanning.MEASUREMENTS if sys.argv[1:] == ["spanning"] else MEASUREMENTS
-    print(json.dumps(list(measurements)), flush=True)
-    for line in sys.stdin:
-        print(measurements[line.rstrip("\n")](), flush=True)
+
+    def answer(what: str, *names: str) -> Any:
+        return list(measurements) if what == "names" else measurements[names[0]]()
+
+    serve(answer)
 
 
 if __name__ == "__main__":

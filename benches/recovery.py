@@ -12,10 +12,9 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-LIBRARY = CHECKOUT / "target" / "release" / "libmainstay.so"
+from measuring import CHECKOUT, LIBRARY, clean_environment, default_plugin
+
 ROWS = {
     "error": "death to error at the waiting caller",
     "usable": "death to a program done on the slice",
@@ -27,12 +26,10 @@ PATIENCE = 60.0
 
 def environment(spares: int) -> dict[str, str]:
     """The environment of a process that measures."""
-    plugin = subprocess.check_output([sys.executable, CHECKOUT / "scripts" / "plugins.py"], text=True).strip()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAINSTAY_", "JAX_"))}
-    return kept | {
+    return clean_environment() | {
         "PJRT_NAMES_AND_LIBRARY_PATHS": f"mainstay:{LIBRARY}",
         "JAX_PLATFORMS": "mainstay",
-        "MAINSTAY_PLUGIN": plugin,
+        "MAINSTAY_PLUGIN": str(default_plugin()),
         "MAINSTAY_SLICES": "2",
         "MAINSTAY_DEVICES_PER_SLICE": "2",
         "MAINSTAY_SPARES": str(spares),

@@ -5,7 +5,6 @@ the machine does falls on all. Arrays of a GiB and more, which would not fit bes
 keep, are held by one process after the other, and methods follow one another.
 """
 
-import json
 import math
 import os
 import statistics
@@ -15,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+from measuring import CHECKOUT, Measuring, duration
+
 SERVER = CHECKOUT / "benches" / "snapshots.py"
 PLOT = CHECKOUT / "docs" / "snapshots.svg"
 REQUIREMENTS = CHECKOUT / "python" / "requirements" / "pathways.txt"
@@ -47,54 +47,18 @@ COLORS = ["#888888", "#c0392b", "#e59866", "#2471a3", "#28a745", "#7d3c98", "#b7
 Columns = Sequence[tuple[str, str, str]]
 
 
-class Server:
-    """A process that measures on one plugin."""
-
-    def __init__(self, env: dict[str, str], more: Sequence[str] = ()) -> None:
-        """Starts it; `more` methods than the usual ones can be asked for."""
-        self.process = subprocess.Popen(
-            [sys.executable, SERVER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.methods: list[str] = self.ask("methods", *more)
-
-    def ask(self, *request: Any) -> Any:
-        """The answer to a request."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"bench: a process ended with exit code {self.process.wait()} when asked for {request}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        """Ends it."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
 def others() -> Path:
     """Orbax and pathwaysutils, installed once, under build/; of no use to anything but the bench and one test."""
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    target = CHECKOUT / "build" / "pathways" / f"bench-{tag}"
-    if not target.exists():
-        print("bench: installing Orbax and pathwaysutils into build/", file=sys.stderr, flush=True)
-        unfinished = target.with_suffix(".unfinished")
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--upgrade",
-        ]
-        subprocess.run([*pip, "--target", unfinished, "-r", REQUIREMENTS, "pathwaysutils==0.1.4"], check=True)
-        unfinished.rename(target)
-    return target
+    folder = f"bench-cp{sys.version_info.major}{sys.version_info.minor}"
+    command: list[str | Path] = [
+        sys.executable,
+        CHECKOUT / "scripts" / "packages.py",
+        folder,
+        "-r",
+        REQUIREMENTS,
+        "pathwaysutils==0.1.4",
+    ]
+    return Path(subprocess.check_output(command, text=True).strip())
 
 
 def available() -> int:
@@ -103,8 +67,10 @@ def available() -> int:
     return int(fields["MemAvailable"].split()[0]) << 10
 
 
-def measure(servers: dict[str, Server], subject: str, rounds: int) -> tuple[int, dict[tuple[str, str], float]]:
-    """The bytes of a subject, and the median seconds of each method."""
+def measure(
+    servers: dict[str, Measuring], methods: dict[str, list[str]], subject: str, rounds: int
+) -> tuple[int, dict[tuple[str, str], float]]:
+    """The bytes of a subject, and the median seconds of each of the servers' methods."""
     seconds: dict[tuple[str, str], list[float]] = {}
 
     def ask(name: str, method: str) -> None:
@@ -116,28 +82,20 @@ def measure(servers: dict[str, Server], subject: str, rounds: int) -> tuple[int,
         for server in servers.values():
             size = server.ask("hold", subject)
         for _ in range(rounds):
-            for name, server in servers.items():
-                for method in server.methods:
+            for name in servers:
+                for method in methods[name]:
                     ask(name, method)
         for server in servers.values():
             server.ask("drop")
     else:
         for name, server in servers.items():
             size = server.ask("hold", subject)
-            for method in server.methods:
+            for method in methods[name]:
                 for _ in range(rounds):
                     ask(name, method)
                 server.ask("forget")
             server.ask("drop")
     return size, {key: statistics.median(values) for key, values in seconds.items()}
-
-
-def duration(seconds: float) -> str:
-    """A time with a unit that suits it."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
 
 
 def size_name(size: int) -> str:
@@ -222,13 +180,14 @@ def run_one(
     def more(process: str) -> list[str]:
         return sorted({method for table in tables for _, of, method in table if of == process} & {"to_unpinned"})
 
-    servers = {name: Server(env, more(name)) for name, env in environments.items()}
+    servers = {name: Measuring(SERVER, env) for name, env in environments.items()}
+    methods = {name: server.ask("methods", *more(name)) for name, server in servers.items()}
     rows, sized = [], []
     for subject in [*(str(size) for size in sizes if size <= largest), "small", "state"]:
         if COPIES * size_of(subject) > available():
             print(f"bench: no room to measure {size_name(size_of(subject))}", file=sys.stderr)
             continue
-        size, seconds = measure(servers, subject, rounds if size_of(subject) < GIB else min(rounds, 3))
+        size, seconds = measure(servers, methods, subject, rounds if size_of(subject) < GIB else min(rounds, 3))
         name = {"small": "1,000 arrays of 1 KiB", "state": f"training state, {size_name(size)}"}.get(subject)
         rows.append((name or size_name(size), seconds))
         if subject.isdigit():
@@ -249,7 +208,7 @@ def size_of(subject: str) -> int:
     return int(subject) if subject.isdigit() else 0
 
 
-def print_stall(server: Server, rounds: int) -> None:
+def print_stall(server: Measuring, rounds: int) -> None:
     """What snapshots every 10 steps cost a training loop."""
     server.ask("stall", 10)
     pairs = [(server.ask("stall", 0), server.ask("stall", 10)) for _ in range(rounds + 2)]

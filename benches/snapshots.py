@@ -9,11 +9,9 @@ programs are compiled.
 """
 
 import contextlib
-import json
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import transformer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from measuring import serve
 
 OURS = os.environ.get("JAX_PLATFORMS") == "mainstay"
 # Orbax takes seconds for each GiB, and its files lie in memory too.
@@ -275,28 +274,31 @@ def main() -> None:
     logging.disable(logging.WARNING)
     jax.devices()
     held: Methods | None = None
-    for line in sys.stdin:
-        what, *arguments = json.loads(line)
-        answer: Any = None
+
+    def answer(what: str, *arguments: Any) -> Any:
+        nonlocal held
         if what == "methods":
-            answer = [*(ON_OURS if OURS else ON_REAL), *arguments]
-        elif what == "hold":
+            return [*(ON_OURS if OURS else ON_REAL), *arguments]
+        if what == "hold":
             held = None
             held = Methods(subject(arguments[0]))
-            answer = _bytes(held.tree)
-        elif what == "measure":
-            assert held is not None
-            # A package that is not there has no figures.
-            with contextlib.suppress(ImportError):
-                answer = held.measure(arguments[0])
-        elif what == "forget":
-            assert held is not None
-            held = Methods(held.tree)
-        elif what == "stall":
-            answer = stall(arguments[0])
-        elif what == "drop":
+            return _bytes(held.tree)
+        if what == "stall":
+            return stall(arguments[0])
+        if what == "drop":
             held = None
-        print(json.dumps(answer), flush=True)
+            return None
+        assert held is not None
+        if what == "forget":
+            held = Methods(held.tree)
+            return None
+        assert what == "measure", what
+        # A package that is not there has no figures.
+        with contextlib.suppress(ImportError):
+            return held.measure(arguments[0])
+        return None
+
+    serve(answer)
 
 
 if __name__ == "__main__":

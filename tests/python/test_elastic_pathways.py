@@ -12,19 +12,11 @@ import pytest
 
 from harness import CHECKOUT, HERE, RESTLESS, Setup, check, run
 
-_INSTALLED = CHECKOUT / "build" / "pathways"
-_PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-
 
 def _install(folder: str, *what: str) -> Path:
     """The folder with these packages; made if it is not there."""
-    target = _INSTALLED / folder
-    if not target.exists():
-        # Moved when it is complete: an interrupted installation must not pass for one.
-        unfinished = target.with_suffix(".unfinished")
-        subprocess.run([*_PIP, "--upgrade", "--target", str(unfinished), *what], check=True)
-        unfinished.rename(target)
-    return target
+    command = [sys.executable, str(CHECKOUT / "scripts" / "packages.py"), folder, *what]
+    return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ A small transformer learns to read handwritten digits over two slices of two dev
 of the same training: one is left alone; in the second, the worker of a slice gets a SIGKILL twice, first while a spare
 is ready, then together with the spare; the third changes its slices at the same steps as the second, and loses nothing.
 The second ends with the parameters of the third, bit for bit. A picture shows loss and slices over time.
+
+Kill workers yourself meanwhile, if you like: training goes on after that as well.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,15 @@ class Recorder(Watcher):
         self.slice_counts.append(len(slices))
         show_progress(step, slices, loss)
 
+    def caught(self, step: int, error: Exception) -> None:
+        """Shows an error that the demo has not brought about."""
+        say(f"step {step}: caught {type(error).__name__}; somebody else has done that:")
+        print(f"             {error}")
+
+    def resharded(self, step: int, slices: tuple[int, ...]) -> None:
+        """Tells of it."""
+        say(f"going on from step {step} with slices {', '.join(map(str, slices))}")
+
 
 @dataclass
 class Killing:
@@ -109,13 +121,13 @@ class Killer(Recorder):
 
     def before_step(self, step: int) -> None:
         """Kills when it is time. Each once: a step that is done again is not hit again."""
-        if step == KILL_AT and not self.kills:
+        if step >= KILL_AT and not self.kills:
             self._kill(step, f"slice {VICTIM}", ())
-        elif step == KILL_WITH_SPARE_AT and len(self.kills) == 1:
+        elif step >= KILL_WITH_SPARE_AT and len(self.kills) == 1 and self.kills[0].complete is not None:
             spares = tuple(spare.pid for spare in mainstay.status()[0].spares)
             self._kill(step, f"slice {VICTIM} and the spare", spares)
         elif step == BACK_BY:
-            mainstay.wait_until(lambda now: all(one.is_healthy for one in now), PATIENCE)
+            all_slices_work()
 
     def after_step(self, step: int, loss: float, slices: tuple[int, ...]) -> None:
         """Notes the first step after a kill, and the first with all slices."""
@@ -133,18 +145,19 @@ class Killer(Recorder):
 
     def caught(self, step: int, error: Exception) -> None:
         """Shows the error."""
+        if not self.kills or self.kills[-1].caught is not None:
+            super().caught(step, error)
+            return
         last = self.kills[-1]
         last.caught = self._since(last)
         say(f"step {step}: caught {type(error).__name__} {1000 * last.caught:.1f} ms after the kill:")
         print(f"             {error}")
 
-    def resharded(self, step: int, slices: tuple[int, ...]) -> None:
-        """Tells of it."""
-        say(f"going on from step {step} with slices {', '.join(map(str, slices))}")
-
     def _kill(self, step: int, what: str, others: tuple[int, ...]) -> None:
         pid = mainstay.slices()[VICTIM].pid
-        assert pid is not None
+        if pid is None:
+            # Somebody else was quicker. Once it is back.
+            return
         say(f"step {step}: kill -9 {' '.join(map(str, (pid, *others)))}: {what}")
         now = time.perf_counter()
         for one in (*others, pid):
@@ -158,7 +171,7 @@ class Killer(Recorder):
 # ---- The picture. ----
 
 
-def draw(path: Path, undisturbed: Recorder, killer: Killer) -> None:
+def draw(path: Path, alone: Recorder, killer: Killer) -> None:
     """Loss over time of both runs, one above the other with the slices that trained."""
     import matplotlib
 
@@ -166,9 +179,9 @@ def draw(path: Path, undisturbed: Recorder, killer: Killer) -> None:
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(10, 6), height_ratios=(3, 1))
-    above.plot(undisturbed.times, undisturbed.losses, color="tab:gray", label="left alone")
+    above.plot(alone.times, alone.losses, color="tab:gray", label="left alone")
     above.plot(killer.times, killer.losses, color="tab:blue", label="with kills")
-    for run, color in ((undisturbed, "tab:gray"), (killer, "tab:blue")):
+    for run, color in ((alone, "tab:gray"), (killer, "tab:blue")):
         below.step(run.times, run.slice_counts, where="post", color=color)
     for axes in (above, below):
         for number, kill in enumerate(killer.kills):
@@ -181,6 +194,23 @@ def draw(path: Path, undisturbed: Recorder, killer: Killer) -> None:
 
 
 # ---- The three runs. ----
+
+
+def all_slices_work() -> None:
+    """Waits for that."""
+    mainstay.wait_until(lambda now: all(one.is_healthy for one in now), PATIENCE)
+
+
+def undisturbed(what: Callable[[], Any]) -> Any:
+    """Does what has to be done without the loss of a slice: again where there was one."""
+    while True:
+        try:
+            return what()
+        except jax.errors.JaxRuntimeError as error:
+            if not mainstay.elastic.is_error_due_to_slice_down(error):
+                raise
+            say(f"somebody has killed a worker, so this is done again: {error}")
+            all_slices_work()
 
 
 def warm_up() -> None:
@@ -201,12 +231,13 @@ def warm_up() -> None:
 def elastic_run(name: str, watcher: Recorder) -> tuple[Any, list[Any]]:
     """Trains once with a manager of its own."""
     say(f"{name}: {STEPS} steps")
+    all_slices_work()
     manager = mainstay.elastic.Manager(snapshot_period=SNAPSHOT_EVERY, reshard_check_period=LOOK_EVERY)
     watcher.begun = time.perf_counter()
     state, changes = train(manager, watcher)
     manager.close()
     say(f"{name}: done in {watcher.times[-1]:.2f} s")
-    return jax.device_get(state), changes
+    return state, changes
 
 
 def same(one: Any, other: Any) -> bool:
@@ -222,21 +253,21 @@ def main() -> None:
     mainstay.elastic.initialize()
     training, held_out = digits()
     say(f"{len(training.labels)} handwritten digits; {len(jax.devices())} devices of {jax.devices()[0].platform}")
-    warm_up()
+    undisturbed(warm_up)
     show_slices()
 
-    undisturbed, killer, planned = Recorder(), Killer(), Recorder()
-    state_alone, _ = elastic_run("left alone", undisturbed)
+    alone, killer = Recorder(), Killer()
+    state_alone, _ = elastic_run("left alone", alone)
     state_killed, changes = elastic_run("with kills", killer)
     say("the same changes of slices without a kill:")
-    state_planned = jax.device_get(train_by_plan(STEPS, changes, planned))
+    state_planned = undisturbed(lambda: jax.device_get(train_by_plan(STEPS, changes, Recorder())))
 
-    draw(picture, undisturbed, killer)
+    draw(picture, alone, killer)
     equal = same(state_killed, state_planned)
     say("                                         left alone   with kills")
-    say(f"time                                      {undisturbed.times[-1]:7.2f} s    {killer.times[-1]:7.2f} s")
-    say(f"loss of the last step                     {undisturbed.losses[-1]:9.5f}    {killer.losses[-1]:9.5f}")
-    shares = (accuracy(state_alone, held_out), accuracy(state_killed, held_out))
+    say(f"time                                      {alone.times[-1]:7.2f} s    {killer.times[-1]:7.2f} s")
+    say(f"loss of the last step                     {alone.losses[-1]:9.5f}    {killer.losses[-1]:9.5f}")
+    shares = undisturbed(lambda: [accuracy(state, held_out) for state in (state_alone, state_killed)])
     say(f"accuracy on digits held out               {shares[0]:9.2%}    {shares[1]:9.2%}")
     for kill in killer.kills:
         say(f"kill of {kill.what}:")

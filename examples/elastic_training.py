@@ -57,7 +57,7 @@ def elastic_handler(elastic_utils: manager.Manager) -> tuple[State, int, Mesh, T
 
 
 def train(elastic_manager: manager.Manager, watcher: Watcher) -> tuple[State, list[Change]]:
-    """Trains, whatever becomes of slices; returns the final state, and the changes of slices that there were."""
+    """Trains, whatever becomes of slices; returns the final state, on the host, and the changes of slices."""
     data, _ = digits()
     changes: list[Change] = []
 
@@ -85,7 +85,7 @@ def train(elastic_manager: manager.Manager, watcher: Watcher) -> tuple[State, li
                 state, step, mesh, train_step = noted(resharded)
             if step == watcher.final_step:
                 # A loss in the last step is told here, not after the loop.
-                jax.block_until_ready(state)
+                state = jax.device_get(state)
         except jax.errors.JaxRuntimeError as error:
             watcher.caught(step, error)
             resharded = elastic_manager.maybe_reshard_down(error=error, elastic_handler=elastic_handler)

@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from harness import CHECKOUT, Setup, check, run
+from harness import CHECKOUT, EXECUTABLE, Setup, check, run
 
 
 def test_demo(tmp_path: Path) -> None:
@@ -22,3 +22,32 @@ def test_demo(tmp_path: Path) -> None:
     # One more where the dead spare was taken before its death was known.
     assert re.search(r"slice 1: healthy, incarnation [34]", printed), printed
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_bears_what_others_do(tmp_path: Path) -> None:
+    """Somebody kills the worker of slice 0 in each of its parts: it goes on, and ends as it should."""
+    demo = [sys.executable, str(CHECKOUT / "examples" / "demo.py"), "--picture", str(tmp_path / "demo.png")]
+    command = [sys.executable, "-c", _KILL_MEANWHILE, str(EXECUTABLE), *demo]
+    printed = check(run(command, Setup(slices=2, devices=2, env={"MAINSTAY_SPARES": "1"}, timeout=280)))
+    assert printed.count("by another hand") == 3, printed
+    assert printed.count("somebody") >= 3, printed
+    assert "bit for bit: yes" in printed, printed
+
+
+# Runs a demo, shows its lines, and kills the worker of slice 0 after a while of each of its three trainings.
+_KILL_MEANWHILE = """
+import json, os, signal, subprocess, sys
+executable, *command = sys.argv[1:]
+demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+armed = False
+for line in demo.stdout:
+    print(line, end="", flush=True)
+    armed |= any(begin in line for begin in ("left alone: 4", "with kills: 4", "without a kill:"))
+    if armed and ("step 100/" in line or "step 200/" in line):
+        armed = False
+        process = json.loads(subprocess.check_output([executable, "status", "--json", "--pid", str(demo.pid)]))
+        pid = process["clients"][0]["slices"][0]["pid"]
+        print("by another hand:", pid, flush=True)
+        os.kill(pid, signal.SIGKILL)
+sys.exit(demo.wait())
+"""

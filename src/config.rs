@@ -15,6 +15,7 @@ use crate::abi::Status;
 use crate::slice::Policy;
 use crate::wire::machine;
 use crate::wire::message::{NamedValue, Value};
+use crate::wire::numa::Placement;
 use settings::Given;
 pub use settings::MOST_SLICES;
 
@@ -51,6 +52,8 @@ pub struct Config {
     pub worker: PathBuf,
     /// The budget of memory shared with workers, in bytes.
     pub host_memory: u64,
+    /// Where that memory lies.
+    pub host_memory_nodes: Placement,
     /// A worker that isn't up after this time is lost.
     pub start_timeout: Duration,
     /// Losses in a row after which a slice stays down.
@@ -97,6 +100,7 @@ impl Config {
             spares: given.count("spares")?,
             worker: given.path("worker")?.map_or_else(worker::beside_the_library, Ok)?,
             host_memory: given.size("host_memory")?.unwrap_or_else(default_host_memory),
+            host_memory_nodes: given.nodes("host_memory_nodes")?,
             start_timeout: given.time("start_timeout")?,
             replace_limit: given.count("replace_limit")?,
             replace_backoff: given.time("replace_backoff")?,

@@ -45,10 +45,11 @@ fn print_client(text: &mut String, pid: u32, client: &ClientStatus) {
     let _ = writeln!(text, "process {pid}: platform {}, plugin {}", client.platform, client.plugin);
     let _ = writeln!(
         text,
-        "  host memory: {} used, {} committed, {} allowed",
+        "  host memory: {} used, {} committed, {} allowed{}",
         bytes(memory.used),
         bytes(memory.committed),
-        bytes(memory.limit)
+        bytes(memory.limit),
+        memory.nodes.as_ref().map_or_else(String::new, |nodes| format!(", spread over NUMA nodes {nodes}"))
     );
     let _ = writeln!(
         text,

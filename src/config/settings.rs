@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::values;
 use crate::wire::message::{NamedValue, Value};
+use crate::wire::numa::{self, Placement};
 
 /// What every variable's name begins with.
 pub const PREFIX: &str = "MAINSTAY_";
@@ -28,6 +29,8 @@ pub enum Kind {
     Count(u32, u32),
     /// Bytes, at least so many.
     Size(u64),
+    /// `auto`, `interleave`, or NUMA nodes.
+    Nodes,
     /// A time of at least so many milliseconds and up to a day.
     Time(u64),
     /// A time of at least so many milliseconds and up to a day, or `off`.
@@ -106,6 +109,14 @@ pub const SETTINGS: &[Setting] = &[
         Default::Found("half of the memory that the machine, or the control group, has"),
         "The most memory that the client and its workers share: data on its way, and buffers in host memory. It is \
          taken from the machine as it is needed.",
+    ),
+    setting(
+        "host_memory_nodes",
+        Kind::Nodes,
+        Default::Value("auto"),
+        "The NUMA nodes that host memory is spread over. `auto` means those on whose processors the process may run; with \
+         one such node, or under a memory policy of the process's own (`numactl`), it is left to the kernel. `interleave` \
+         means all with memory that the process may use.",
     ),
     setting(
         "start_timeout",
@@ -302,6 +313,11 @@ impl Given {
     /// Bytes.
     pub fn size(&self, name: &str) -> Result<Option<u64>, String> {
         self.read(name, values::size)
+    }
+
+    /// Where memory lies.
+    pub fn nodes(&self, name: &str) -> Result<Placement, String> {
+        self.read_always(name, |value, _| values::nodes(value, &numa::usable()))
     }
 
     /// A time.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::settings::Kind;
 use crate::wire::message::{NamedValue, Value};
+use crate::wire::numa::{Numbers, Placement};
 
 /// The longest time that can be set.
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -47,6 +48,20 @@ pub fn size(value: &str, kind: Kind) -> Result<u64, String> {
     // Up to where every whole number has an f64 of its own.
     let fits = |bytes: &f64| (least as f64..=(1u64 << 53) as f64).contains(bytes);
     bytes.filter(fits).map(|bytes| bytes as u64).ok_or_else(wrong)
+}
+
+/// Where memory lies, among the nodes that can be used.
+pub fn nodes(value: &str, usable: &Numbers) -> Result<Placement, String> {
+    let listed = match value.trim() {
+        "auto" => return Ok(Placement::Auto),
+        "interleave" => return Ok(Placement::Over(usable.clone())),
+        list => Numbers::parse(list).filter(|nodes| !nodes.is_empty() && nodes.is_subset(usable)),
+    };
+    listed.map(Placement::Over).ok_or_else(|| {
+        format!(
+            "give auto, interleave, or a list of NUMA nodes; those with memory that this process may use are {usable}"
+        )
+    })
 }
 
 /// A time, in seconds or with a unit.
@@ -167,6 +182,19 @@ mod tests {
         }
         for text in ["", "M", "1K", "-1G", "1Q", "1MM", "nan", "inf", "9999999T", "G1"] {
             assert!(size(text, kind).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn nodes_are_among_those_that_can_be_used() {
+        let usable = Numbers::parse("0-1,3").unwrap();
+        let over = |list: &str| Ok(Placement::Over(Numbers::parse(list).unwrap()));
+        assert_eq!(nodes("auto", &usable), Ok(Placement::Auto));
+        assert_eq!(nodes(" interleave", &usable), over("0-1,3"));
+        assert_eq!(nodes("1", &usable), over("1"));
+        assert_eq!(nodes("3,0-1 ", &usable), over("0-1,3"));
+        for text in ["", "2", "0-3", "all", "-1", "1-0", "0;1"] {
+            assert!(nodes(text, &usable).unwrap_err().ends_with("are 0-1,3"), "{text}");
         }
     }
 

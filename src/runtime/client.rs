@@ -112,7 +112,9 @@ impl Client {
     pub fn create(options: &[NamedValue]) -> Result<Arc<Self>, Status> {
         let config = Config::load(options)?;
         crate::logging::start(&config.log);
-        let arena = Arena::new(ArenaOptions::new(config.host_memory)).map_err(|error| {
+        let placement = config.host_memory_nodes.clone();
+        let arena = ArenaOptions { placement, ..ArenaOptions::new(config.host_memory) };
+        let arena = Arena::new(arena).map_err(|error| {
             Status::exhausted(format!(
                 "host memory of {} bytes (MAINSTAY_HOST_MEMORY) cannot be had: {error}",
                 config.host_memory

@@ -46,7 +46,7 @@ pub struct ClientStatus {
     pub host_memory: HostMemoryStatus,
 }
 
-/// The arena, in bytes.
+/// The arena. Sizes in bytes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HostMemoryStatus {
     /// In use.
@@ -55,6 +55,8 @@ pub struct HostMemoryStatus {
     pub committed: u64,
     /// The budget.
     pub limit: u64,
+    /// The NUMA nodes that it is spread over, as `0-1,3`; none: where the kernel puts it.
+    pub nodes: Option<String>,
 }
 
 /// A slice.
@@ -157,7 +159,12 @@ fn client_status(client: &Client) -> ClientStatus {
             .into_iter()
             .map(|spare| SpareStatus { pid: spare.pid, ready: spare.is_ready })
             .collect(),
-        host_memory: HostMemoryStatus { used: arena.used, committed: arena.committed, limit: arena.capacity },
+        host_memory: HostMemoryStatus {
+            used: arena.used,
+            committed: arena.committed,
+            limit: arena.capacity,
+            nodes: client.arena().nodes().map(ToString::to_string),
+        },
     }
 }
 

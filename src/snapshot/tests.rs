@@ -14,7 +14,7 @@ use crate::wire::arena::{Arena, ArenaOptions, Block};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn arena() -> Arc<Arena> {
-    Arena::new(ArenaOptions { capacity: 8 << 20, step: 1 << 20, ahead: 0, slack: u64::MAX }).unwrap()
+    Arena::new(ArenaOptions { step: 1 << 20, ahead: 0, slack: u64::MAX, ..ArenaOptions::new(8 << 20) }).unwrap()
 }
 
 fn block(arena: &Arc<Arena>, len: u64, fill: u8) -> Arc<Block> {

@@ -63,6 +63,13 @@ def test_devices_that_make_no_sense(value: str) -> None:
     assert value in text
 
 
+@pytest.mark.parametrize("value", ["1023", "0-1023", "1-0", "every", ""])
+def test_numa_nodes_that_are_not_there(value: str) -> None:
+    text = refusal(MAINSTAY_HOST_MEMORY_NODES=value)
+    assert f"MAINSTAY_HOST_MEMORY_NODES={value}: " in text
+    assert "that this process may use are 0" in text
+
+
 def test_setting_that_does_not_exist() -> None:
     assert "MAINSTAY_SLICE_COUNT" in refusal(MAINSTAY_SLICE_COUNT="2")
 

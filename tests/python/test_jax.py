@@ -163,6 +163,27 @@ def test_status_from_outside() -> None:
     assert client["slices"][1]["bytes"]["device"] == kept.nbytes
 
 
+@jax_process(slices=1, devices=1, env={"STATUS": str(EXECUTABLE), "MAINSTAY_HOST_MEMORY_NODES": "0"})
+def test_host_memory_lies_on_the_nodes_that_are_named() -> None:
+    """The policy is that of the memory itself: client and worker have it alike."""
+    import os
+    import subprocess
+    from pathlib import Path
+
+    import jax
+
+    import mainstay
+
+    jax.devices()
+    (one,) = mainstay.slices()
+    for pid in (os.getpid(), one.pid):
+        lines = Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
+        assert {line.split()[1] for line in lines if "mainstay-arena" in line} == {"interleave:0"}, lines
+    command = [os.environ["STATUS"], "status", "--pid", str(os.getpid())]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    assert "allowed, spread over NUMA nodes 0\n" in text, text
+
+
 @pytest.mark.parametrize("plugin", [0, 1, 2], ids=["0.115", "0.106", "0.81"])
 def test_every_plugin(plugin: int) -> None:
     """Upload, compute, read, on each of the CPU plugins, with two slices."""

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use super::{Shared, State};
 use crate::wire::message::Extent;
+use crate::wire::numa;
 use crate::wire::shm::{self, PAGE};
 
 /// Pages are touched, and free memory is given back, in stretches of at most this many bytes.
@@ -126,6 +127,7 @@ impl Shared {
             Work::Touch(extent) => {
                 self.mapping.populate(extent.offset, extent.len);
                 self.lock_pages(extent);
+                self.look_for_strays(extent);
                 true
             }
             Work::Commit(start, end) => self.commit(vec![(start, end)]).is_ok(),
@@ -138,6 +140,16 @@ impl Shared {
         if self.may_lock.load(Ordering::Relaxed) && !self.mapping.lock(extent.offset, extent.len) {
             self.may_lock.store(false, Ordering::Relaxed);
             tracing::debug!("host memory is not locked any further: the limit of this process (ulimit -l) is reached");
+        }
+    }
+
+    /// Says so, once, where the nodes were full and the kernel took memory of another one.
+    fn look_for_strays(&self, extent: Extent) {
+        let Some(nodes) = self.nodes.as_ref().filter(|_| !self.has_strayed.load(Ordering::Relaxed)) else { return };
+        let last = self.mapping.address() as u64 + extent.offset + extent.len - 1;
+        if let Some(node) = numa::elsewhere(last as usize, nodes) {
+            self.has_strayed.store(true, Ordering::Relaxed);
+            tracing::warn!(%nodes, node, "host memory's NUMA nodes are full: some of it lies on another node");
         }
     }
 

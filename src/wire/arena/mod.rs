@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 
 use super::machine;
 use super::message::Extent;
+use super::numa::{self, Numbers, Placement};
 use super::shm::{self, Mapping, PAGE};
 use crate::abi::Status;
 use ranges::RangeSet;
@@ -37,8 +38,8 @@ pub const PAGE_ALIGNED_FROM: u64 = 64 << 10;
 /// Of the machine's memory, so much is left to others when the arena grows.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
 
-/// Sizes of an arena, in bytes.
-#[derive(Clone, Copy, Debug)]
+/// What an arena is to be. Sizes in bytes.
+#[derive(Clone, Debug)]
 pub struct ArenaOptions {
     /// The budget. Rounded down to whole pages.
     pub capacity: u64,
@@ -48,13 +49,15 @@ pub struct ArenaOptions {
     pub ahead: u64,
     /// Committed free memory above this is given back to the machine.
     pub slack: u64,
+    /// Where it is to lie.
+    pub placement: Placement,
 }
 
 impl ArenaOptions {
-    /// Usual sizes for a budget.
+    /// Usual for a budget.
     pub fn new(capacity: u64) -> Self {
         let step = (capacity / 16).clamp(PAGE, 64 << 20).next_multiple_of(PAGE);
-        Self { capacity, step, ahead: step, slack: (capacity / 4).max(1 << 30) }
+        Self { capacity, step, ahead: step, slack: (capacity / 4).max(1 << 30), placement: Placement::Auto }
     }
 }
 
@@ -85,6 +88,8 @@ pub struct Arena {
 struct Shared {
     fd: OwnedFd,
     mapping: Mapping,
+    /// Where it lies; none: where the kernel puts it.
+    nodes: Option<Numbers>,
     options: ArenaOptions,
     /// The only lock of the arena; no system call is made under it.
     state: Mutex<State>,
@@ -94,6 +99,8 @@ struct Shared {
     settled: Condvar,
     /// Whether the kernel has locked everything that it was asked to lock.
     may_lock: AtomicBool,
+    /// Whether memory was seen on other nodes than it was to lie on.
+    has_strayed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -131,7 +138,8 @@ impl Arena {
     /// An empty arena; memory is committed as it is needed, and a first step soon.
     ///
     /// # Errors
-    /// A budget below a page, or the kernel's refusal of memory, address space, a descriptor or a thread.
+    /// A budget below a page, or the kernel's refusal of memory, address space, a descriptor, a thread or the nodes that are
+    /// asked for.
     pub fn new(options: ArenaOptions) -> io::Result<Arc<Self>> {
         let options = ArenaOptions {
             capacity: options.capacity - options.capacity % PAGE,
@@ -144,6 +152,7 @@ impl Arena {
         let fd = shm::create("mainstay-arena", options.capacity)?;
         let mapping = Mapping::new(fd.as_fd())?;
         mapping.prefer_huge_pages();
+        let nodes = numa::place(&mapping, &options.placement)?;
         let mut uncommitted = RangeSet::default();
         uncommitted.insert(0, options.capacity);
         let state = State {
@@ -160,11 +169,13 @@ impl Arena {
         let shared = Arc::new(Shared {
             fd,
             mapping,
+            nodes,
             options,
             state: Mutex::new(state),
             work: Condvar::new(),
             settled: Condvar::new(),
             may_lock: AtomicBool::new(true),
+            has_strayed: AtomicBool::new(false),
         });
         let keeper = keeper::start(shared.clone())?;
         Ok(Arc::new(Self { shared, keeper: Some(keeper) }))
@@ -235,6 +246,11 @@ impl Arena {
         committed.insert(0, self.shared.options.capacity);
         state.uncommitted.iter().for_each(|(start, end)| committed.remove(start, end));
         committed.iter().map(|(start, end)| Extent { offset: start, len: end - start }).collect()
+    }
+
+    /// The NUMA nodes that it is spread over; none: where the kernel puts it.
+    pub fn nodes(&self) -> Option<&Numbers> {
+        self.shared.nodes.as_ref()
     }
 
     /// How the arena is used now.

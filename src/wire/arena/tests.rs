@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 
 /// Nothing ahead: what is committed is a function of what is allocated.
 fn options(capacity: u64) -> ArenaOptions {
-    ArenaOptions { capacity, step: 16 * PAGE, ahead: 0, slack: u64::MAX }
+    ArenaOptions { capacity, step: 16 * PAGE, ahead: 0, slack: u64::MAX, placement: Placement::Auto }
 }
 
 fn eventually(what: &str, arena: &Arena, condition: impl Fn(ArenaStats) -> bool) {
@@ -167,7 +167,7 @@ fn sizes_read_well() {
 
 #[test]
 fn parts_keep_the_whole() {
-    let arena = Arena::new(ArenaOptions { capacity: 1 << 20, step: PAGE, ahead: 0, slack: u64::MAX }).unwrap();
+    let arena = Arena::new(ArenaOptions { step: PAGE, ..options(MIB) }).unwrap();
     let whole = Arc::new(arena.allocate(1000).unwrap());
     let part = Block::part(&whole, 100, 900).unwrap();
     assert_eq!(part.extent(), Extent { offset: whole.extent().offset + 100, len: 900 });
@@ -180,7 +180,7 @@ fn parts_keep_the_whole() {
 
 #[test]
 fn what_is_expected_is_ready_and_is_kept() {
-    let options = ArenaOptions { capacity: 64 * MIB, step: MIB, ahead: 0, slack: 0 };
+    let options = ArenaOptions { step: MIB, slack: 0, ..options(64 * MIB) };
     let arena = Arena::new(options).unwrap();
     let expectation = arena.expect(16 * MIB);
     eventually("made ready", &arena, |stats| stats.committed >= 16 * MIB);

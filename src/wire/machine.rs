@@ -1,7 +1,9 @@
-//! How much memory this process may have: the machine's, or less where its control group says so.
+//! How much memory this process may have: the machine's, or less where its control group or its NUMA nodes have less.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use super::numa::{self, Numbers};
 
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,22 +14,38 @@ pub struct Memory {
     pub available: u64,
 }
 
-/// The memory of the machine, narrowed by every control group around this process. `None` where the kernel tells
-/// nothing.
+/// The memory of the machine, narrowed by every control group around this process and to the NUMA nodes that it may use.
+/// `None` where the kernel tells nothing.
 pub fn memory() -> Option<Memory> {
     let machine = from_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
-    Some(control_groups().into_iter().filter_map(|group| of_group(&group)).fold(machine, |all, group| Memory {
-        total: all.total.min(group.total),
-        available: all.available.min(group.available),
+    let nodes = numa::restricted().and_then(|nodes| of_nodes(Path::new("/sys/devices/system/node"), &nodes));
+    let narrower = control_groups().into_iter().filter_map(|group| of_group(&group)).chain(nodes);
+    Some(narrower.fold(machine, |all, part| Memory {
+        total: all.total.min(part.total),
+        available: all.available.min(part.available),
     }))
 }
 
 fn from_meminfo(text: &str) -> Option<Memory> {
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    };
-    Some(Memory { total: field("MemTotal:")?, available: field("MemAvailable:")? })
+    Some(Memory { total: bytes_of(text, "MemTotal:")?, available: bytes_of(text, "MemAvailable:")? })
+}
+
+/// A field of the machine's, or a node's, `meminfo`.
+fn bytes_of(text: &str, field: &str) -> Option<u64> {
+    let (_, value) = text.lines().find_map(|line| line.split_once(field))?;
+    value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What some NUMA nodes have together.
+fn of_nodes(folder: &Path, nodes: &Numbers) -> Option<Memory> {
+    nodes.iter().try_fold(Memory { total: 0, available: 0 }, |sum, node| {
+        let text = fs::read_to_string(folder.join(format!("node{node}/meminfo"))).ok()?;
+        let (free, idle) = (bytes_of(&text, "MemFree:")?, bytes_of(&text, "Inactive(file):")?);
+        Some(Memory {
+            total: sum.total.saturating_add(bytes_of(&text, "MemTotal:")?),
+            available: sum.available.saturating_add(free).saturating_add(idle),
+        })
+    })
 }
 
 /// The directories of this process's memory control groups, innermost first.
@@ -78,6 +96,22 @@ mod tests {
         let text = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n";
         assert_eq!(from_meminfo(text), Some(Memory { total: 24_576_000_000, available: 20_480_000_000 }));
         assert_eq!(from_meminfo("MemTotal: much"), None);
+    }
+
+    #[test]
+    fn nodes_are_added_up() {
+        let folder = tempfile::tempdir().unwrap();
+        for (node, free) in [(1, 100), (3, 10)] {
+            let text = format!(
+                "Node {node} MemTotal: 1000 kB\nNode {node} MemFree: {free} kB\nNode {node} Inactive(file): 1 kB\n"
+            );
+            fs::create_dir(folder.path().join(format!("node{node}"))).unwrap();
+            fs::write(folder.path().join(format!("node{node}/meminfo")), text).unwrap();
+        }
+        let of = |list| of_nodes(folder.path(), &Numbers::parse(list).unwrap());
+        assert_eq!(of("1"), Some(Memory { total: 1000 << 10, available: 101 << 10 }));
+        assert_eq!(of("1,3"), Some(Memory { total: 2000 << 10, available: 112 << 10 }));
+        assert_eq!(of("1-3"), None);
     }
 
     #[test]

@@ -40,8 +40,10 @@ class Slice:
     """Live buffers of the client on this slice."""
     bytes: Mapping[str, int]
     """Bytes of those buffers, by kind of memory."""
+    loss_count: int
+    """How many incarnations were lost so far."""
     losses: tuple[Loss, ...]
-    """What was lost so far, oldest first."""
+    """The newest of those losses, at most 100, oldest first."""
 
     @property
     def is_healthy(self) -> bool:
@@ -108,5 +110,6 @@ def _slice(document: Mapping[str, Any]) -> Slice:
         devices=tuple(document["devices"]),
         buffers=document["buffers"],
         bytes=dict(document["bytes"]),
+        loss_count=document["loss_count"],
         losses=tuple(Loss(loss["incarnation"], loss["reason"], loss["at"]) for loss in document["losses"]),
     )

@@ -82,6 +82,10 @@ fn print_slice(text: &mut String, slice: &SliceStatus) {
         slice.buffers,
         if kinds.is_empty() { "-".to_owned() } else { kinds.join(", ") }
     );
+    match slice.loss_count.saturating_sub(slice.losses.len() as u64) {
+        0 => {}
+        older => _ = writeln!(text, "         {older} older losses, no longer listed"),
+    }
     for loss in &slice.losses {
         let _ = writeln!(text, "         lost incarnation {}: {}", loss.incarnation, loss.reason);
     }

@@ -112,9 +112,10 @@ impl Slice {
         (known.machine.state(), known.machine.incarnation(), known.machine.pid())
     }
 
-    /// The losses so far that are kept, oldest first.
-    pub fn losses(&self) -> Vec<Arc<Loss>> {
-        self.known().machine.losses().cloned().collect()
+    /// How many losses there were so far, and those that are kept: the newest, oldest first.
+    pub fn losses(&self) -> (u64, Vec<Arc<Loss>>) {
+        let known = self.known();
+        (known.machine.loss_count(), known.machine.losses().cloned().collect())
     }
 
     /// Why values that no living worker has are lost.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::client::Client;
 use super::fault::{self, Fault};
 use super::notice;
-use crate::slice::State;
+use crate::slice::{Loss, State};
 
 /// The beginning of a request for a fault, before its description as JSON.
 const FAULT: &str = "fault ";
@@ -76,7 +76,9 @@ pub struct SliceStatus {
     pub buffers: u64,
     /// Their bytes, by kind of memory.
     pub bytes: BTreeMap<String, u64>,
-    /// What was lost so far, oldest first.
+    /// How many incarnations were lost so far.
+    pub loss_count: u64,
+    /// The newest of those losses, at most 100, oldest first.
     pub losses: Vec<LossStatus>,
 }
 
@@ -171,6 +173,7 @@ fn client_status(client: &Client) -> ClientStatus {
 fn slice_status(client: &Client, index: u32) -> SliceStatus {
     let slice = &client.slices()[index as usize];
     let (state, incarnation, pid) = slice.standing();
+    let (loss_count, losses) = slice.losses();
     let mut status = SliceStatus {
         index,
         state: state_name(state).to_owned(),
@@ -179,19 +182,21 @@ fn slice_status(client: &Client, index: u32) -> SliceStatus {
         devices: client.devices.iter().filter(|device| device.slice == index).map(|device| device.info.id).collect(),
         buffers: 0,
         bytes: BTreeMap::new(),
-        losses: Vec::new(),
+        loss_count,
+        losses: losses.iter().map(|loss| loss_status(loss)).collect(),
     };
     for memory in client.memories.iter().filter(|memory| memory.slice == index) {
         let (buffers, bytes) = memory.usage.get();
         status.buffers += buffers;
         *status.bytes.entry(memory.info.kind.clone()).or_default() += bytes;
     }
-    for loss in slice.losses() {
-        let at = SystemTime::now() - loss.at.elapsed();
-        let at = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        status.losses.push(LossStatus { incarnation: loss.incarnation, reason: loss.status().message.to_string(), at });
-    }
     status
+}
+
+fn loss_status(loss: &Loss) -> LossStatus {
+    let at = SystemTime::now() - loss.at.elapsed();
+    let at = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    LossStatus { incarnation: loss.incarnation, reason: loss.status().message.to_string(), at }
 }
 
 fn state_name(state: State) -> &'static str {

@@ -1,6 +1,5 @@
 //! The loss of an incarnation: what happened, and how it reads as the status of all that was lost.
 
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,7 +75,7 @@ pub struct Loss {
     pub incarnation: Incarnation,
     /// What happened.
     pub cause: LossCause,
-    /// The worker's last lines on stderr, as far as they were known.
+    /// The worker's last lines on stderr, as far as they were known and as many as a message can bear.
     pub stderr_tail: Arc<str>,
     /// The worker's process, if there was one.
     pub pid: Option<u32>,
@@ -97,7 +96,7 @@ impl Loss {
         at: Instant,
         sequel: Sequel,
     ) -> Self {
-        let status = Status::new(Code::DataLoss, "");
+        let (status, stderr_tail) = (Status::new(Code::DataLoss, ""), last_part(&stderr_tail).into());
         let mut loss = Self { slice, incarnation, cause, stderr_tail, pid, at, sequel, status };
         loss.status.message = loss.message(None).into();
         loss
@@ -123,7 +122,7 @@ impl Loss {
             self.slice,
             self.what_happened(),
             executable.display(),
-            harmless(&Output(&self.stderr_tail).to_string())
+            harmless(&self.last_words())
         ))
     }
 
@@ -152,8 +151,15 @@ impl Loss {
             "slice {slice}{device} lost incarnation {incarnation}: {}. Its buffers, and the results of launches that \
              had not finished, are gone. {sequel}.{}",
             self.what_happened(),
-            Output(&self.stderr_tail)
+            self.last_words()
         )
+    }
+
+    fn last_words(&self) -> String {
+        match &*self.stderr_tail {
+            "" => String::new(),
+            words => format!(" The worker's last output:\n{words}"),
+        }
     }
 
     fn what_happened(&self) -> String {
@@ -184,18 +190,14 @@ impl Loss {
     }
 }
 
-/// The last lines of a worker's output, cut to what a message can bear.
-struct Output<'a>(&'a str);
-
-impl fmt::Display for Output<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.0.trim_end();
-        let mut start = text.len().saturating_sub(OUTPUT_IN_MESSAGE);
-        while !text.is_char_boundary(start) {
-            start += 1;
-        }
-        if text.is_empty() { Ok(()) } else { write!(f, " The worker's last output:\n{}", &text[start..]) }
+/// The end of a worker's output: what a message can bear.
+fn last_part(output: &str) -> &str {
+    let text = output.trim_end();
+    let mut start = text.len().saturating_sub(OUTPUT_IN_MESSAGE);
+    while !text.is_char_boundary(start) {
+        start += 1;
     }
+    &text[start..]
 }
 
 /// The name of a signal, and what it usually means for a worker.
@@ -270,6 +272,6 @@ mod tests {
     fn long_output_is_cut_between_characters() {
         let loss = loss(LossCause::ExitCode(1), &"ä".repeat(5001), Sequel::Rest);
         assert!(loss.status().message.len() < OUTPUT_IN_MESSAGE + 500);
-        assert_eq!(loss.stderr_tail.len(), 10_002);
+        assert_eq!(loss.stderr_tail.len(), OUTPUT_IN_MESSAGE);
     }
 }

@@ -44,8 +44,8 @@ pub type Incarnation = u64;
 /// What is to be done after an event, in this order.
 pub type Actions = SmallVec<[Action; 4]>;
 
-/// So many losses are kept with their details.
-const LOSSES_KEPT: usize = 256;
+/// So many losses, the newest, are kept with their details. Whoever asks how a slice is gets them all, at each step maybe.
+const LOSSES_KEPT: usize = 100;
 
 /// What happened.
 #[derive(Clone, Debug)]
@@ -235,7 +235,13 @@ impl Slice {
         self.failures
     }
 
-    /// The losses that are kept, oldest first.
+    /// How many incarnations were lost so far.
+    pub fn loss_count(&self) -> u64 {
+        // Invariants 3 and 4: they count from 1, and each is lost before the next one starts.
+        self.last_lost
+    }
+
+    /// The losses that are kept, the newest, oldest first.
     pub fn losses(&self) -> impl DoubleEndedIterator<Item = &Arc<Loss>> {
         self.losses.values()
     }

@@ -139,7 +139,8 @@ fn invariant_7_a_settled_incarnation_is_no_failure() {
         assert_eq!(slice.handle(incarnation, Event::Reaped(Exit::Signal(11)), now).len(), 3);
         bring_up(&mut slice, now);
     }
-    assert_eq!(slice.losses().count(), LOSSES_KEPT);
+    assert_eq!((slice.losses().count(), slice.loss_count()), (LOSSES_KEPT, 1000));
+    assert_eq!(slice.losses().next_back().map(|loss| loss.incarnation), Some(1000));
     assert!(slice.poison(1).unwrap().is_slice_loss());
 }
 

@@ -19,6 +19,7 @@ def test_status_document_becomes_typed() -> None:
                 "devices": [0, 1],
                 "buffers": 3,
                 "bytes": {"device": 12, "pinned_host": 0},
+                "loss_count": 1,
                 "losses": [{"incarnation": 1, "reason": "killed by SIGKILL", "at": 1.5}],
                 "something newer": True,
             }
@@ -31,6 +32,7 @@ def test_status_document_becomes_typed() -> None:
     assert not one.is_healthy
     assert one.bytes["device"] == 12
     assert client.spares == (Spare(pid=7, ready=True),)
+    assert one.loss_count == 1
     assert one.losses == (Loss(incarnation=1, reason="killed by SIGKILL", at=1.5),)
 
 

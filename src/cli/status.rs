@@ -108,7 +108,8 @@ fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::{bytes, print_slice};
+    use crate::runtime::status::{LossStatus, SliceStatus};
 
     #[test]
     fn bytes_read_well() {
@@ -116,5 +117,29 @@ mod tests {
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(3 << 30), "3.0 GiB");
+    }
+
+    #[test]
+    fn losses_that_are_not_kept_are_counted() {
+        let kept = LossStatus { incarnation: 107, reason: "why".to_owned(), at: 0.0 };
+        let mut slice = SliceStatus {
+            index: 1,
+            state: "healthy".to_owned(),
+            incarnation: 108,
+            pid: 4711,
+            devices: vec![1],
+            buffers: 0,
+            bytes: Default::default(),
+            loss_count: 107,
+            losses: vec![kept],
+        };
+        let printed = |slice: &SliceStatus| {
+            let mut text = String::new();
+            print_slice(&mut text, slice);
+            text.lines().skip(1).map(|line| line.trim().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(printed(&slice), ["106 older losses, no longer listed", "lost incarnation 107: why"]);
+        slice.loss_count = 1;
+        assert_eq!(printed(&slice), ["lost incarnation 107: why"]);
     }
 }

@@ -1,8 +1,8 @@
 """Snapshots and restores beside everything else that does the like: the tables and the plot of docs/benchmarks.md.
 
-One process for each plugin holds the same arrays; every method is measured in turn, round by round, so that what else
-the machine does falls on all. Arrays of a GiB and more, which would not fit beside each other with all that the methods
-keep, are held by one process after the other, and methods follow one another.
+One process for each plugin (and set of packages) holds the same arrays; every method is measured in turn, round by
+round, so that what else the machine does falls on all. Arrays of a GiB and more, which would not fit beside each other
+with all that the methods keep, are held by one process after the other, and methods follow one another.
 """
 
 import math
@@ -33,6 +33,7 @@ TO_HOST = [
     ("plugin `device_put` to `pinned_host`", "raw", "to_pinned"),
     ("plugin `device_get`", "raw", "device_get"),
     ("pathwaysutils 0.1.4", "raw", "pathways"),
+    ("Orbax `Snapshotter`", "newer", "orbax_snapshot"),
     ("Orbax save, in memory", "raw", "orbax_save"),
 ]
 TO_DEVICE = [
@@ -40,23 +41,24 @@ TO_DEVICE = [
     ("**Mainstay restore**", "ours", "restore"),
     ("Mainstay `device_put` from `pinned_host`", "ours", "from_pinned"),
     ("plugin `device_put` from `pinned_host`", "raw", "from_pinned"),
+    ("Orbax `Snapshotter`", "newer", "orbax_load"),
     ("Orbax restore, from memory", "raw", "orbax_restore"),
 ]
-COLORS = ["#888888", "#c0392b", "#e59866", "#2471a3", "#28a745", "#7d3c98", "#b7950b"]
+COLORS = ["#888888", "#c0392b", "#e59866", "#2471a3", "#28a745", "#7d3c98", "#17a2b8", "#b7950b"]
 
 Columns = Sequence[tuple[str, str, str]]
 
 
-def others() -> Path:
-    """Orbax and pathwaysutils, installed once, under build/; of no use to anything but the bench and one test."""
-    folder = f"bench-cp{sys.version_info.major}{sys.version_info.minor}"
+def others(pathwaysutils: str) -> Path:
+    """Orbax and a version of pathwaysutils, installed once, under build/; only benches and one test use them."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     command: list[str | Path] = [
         sys.executable,
         CHECKOUT / "scripts" / "packages.py",
-        folder,
+        f"bench-{pathwaysutils}-{tag}",
         "-r",
         REQUIREMENTS,
-        "pathwaysutils==0.1.4",
+        f"pathwaysutils=={pathwaysutils}",
     ]
     return Path(subprocess.check_output(command, text=True).strip())
 
@@ -153,16 +155,18 @@ def save_plot(rows: list[tuple[int, Any]]) -> None:
 
 
 def run(environments: Any, rounds: int, largest: int, with_plot: bool) -> None:
-    """Measures and prints. `environments(slices)` gives those of the two plugins, by their names here."""
-    path = others()
+    """Measures and prints. `environments(slices)` gives those of Mainstay and the real plugin, by their names here."""
+    # The last version that has snapshots of its own, and one that Orbax's stand on.
+    older, newer = others("0.1.4"), others("0.1.13")
 
-    def with_others(env: dict[str, str]) -> dict[str, str]:
+    def with_others(env: dict[str, str], path: Path) -> dict[str, str]:
         return env | {"PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(path)])}
 
     for slices, sizes in ((1, SIZES), (2, [64 * MIB, GIB])):
-        of_both = {name: with_others(env) for name, env in environments(slices).items()}
+        ours, raw = (environments(slices)[name] for name in ("ours", "raw"))
+        of_all = {"ours": ours, "raw": with_others(raw, older), "newer": with_others(raw, newer)}
         where = "one slice" if slices == 1 else "arrays over two slices"
-        sized = run_one(of_both, (TO_HOST, TO_DEVICE), where, sizes, rounds, largest)
+        sized = run_one(of_all, (TO_HOST, TO_DEVICE), where, sizes, rounds, largest)
         if slices == 1 and with_plot:
             save_plot(sized)
 
@@ -176,12 +180,9 @@ def run_one(
     largest: int,
 ) -> list[tuple[int, Any]]:
     """Measures and prints the two tables of one setup; the rows of one large array, by its bytes."""
-
-    def more(process: str) -> list[str]:
-        return sorted({method for table in tables for _, of, method in table if of == process} & {"to_unpinned"})
-
     servers = {name: Measuring(SERVER, env) for name, env in environments.items()}
-    methods = {name: server.ask("methods", *more(name)) for name, server in servers.items()}
+    methods = {name: sorted({method for table in tables for _, of, method in table if of == name}) for name in servers}
+    methods["ours"].append("call")
     rows, sized = [], []
     for subject in [*(str(size) for size in sizes if size <= largest), "small", "state"]:
         if COPIES * size_of(subject) > available():

@@ -1,8 +1,8 @@
 """What is measured of snapshots and host memory, inside a process that has one of the two plugins as JAX's platform.
 
-Reads requests, one JSON list a line, and answers each with a line of JSON: `["methods"]`, `["hold", subject]`,
-`["drop"]`, `["measure", method]` (seconds of one go with the subject that is held, or null where the method can't have
-it), `["forget"]` (what methods keep), `["stall", period]`. `snapshot_table.py` asks the processes in turn.
+Reads requests, one JSON list a line, and answers each with a line of JSON: `["hold", subject]`, `["drop"]`,
+`["measure", method]` (seconds of one go with the subject that is held, or null where the method can't have it),
+`["forget"]` (what methods keep), `["stall", period]`. `snapshot_table.py` asks the processes in turn.
 
 A method holds what it needs between its goes and is warmed up by a first one that is not counted: memory is touched,
 programs are compiled.
@@ -10,7 +10,6 @@ programs are compiled.
 
 import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import time
@@ -25,7 +24,6 @@ import transformer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from measuring import serve
 
-OURS = os.environ.get("JAX_PLATFORMS") == "mainstay"
 # Orbax takes seconds for each GiB, and its files lie in memory too.
 _LARGEST_FOR_ORBAX = 300 << 20
 
@@ -47,9 +45,16 @@ def _small() -> Any:
     return make()
 
 
-def _training_state() -> Any:
-    """Weights and Adam's moments of a small transformer after two steps."""
+def _training() -> tuple[Any, Any, Any]:
+    """The step, the state and a batch of a small transformer, its weights cut over all devices."""
     step, state, batch = transformer.build()
+    mesh = Mesh(np.array(jax.devices()).reshape(1, -1), ("data", "model"))
+    return step, *transformer.shard(mesh, state, batch)
+
+
+def _training_state() -> Any:
+    """Weights and Adam's moments after two steps."""
+    step, state, batch = _training()
     for _ in range(2):
         state, _ = step(state, batch)
     return state
@@ -239,9 +244,29 @@ class Methods:
         )
         return _timed(lambda: jax.block_until_ready(checkpointer.restore(path, like)))
 
+    def _snapshotter(self) -> Any:
+        from orbax.checkpoint.experimental.v1._src.training.pathways.snapshotter import Snapshotter
 
-ON_OURS = ("snapshot", "restore", "call", "to_pinned", "from_pinned")
-ON_REAL = ("memcpy", "to_pinned", "from_pinned", "device_get", "pathways", "orbax_save", "orbax_restore")
+        return self._keep("snapshotter", Snapshotter)
+
+    def orbax_snapshot(self) -> float:
+        """The snapshot of Orbax's `Snapshotter`, which its elastic training takes."""
+        snapshotter = self._snapshotter()
+
+        def go() -> None:
+            snapshotter.save(0, self.tree)
+            snapshotter.join()
+
+        seconds = _timed(go)
+        assert snapshotter.latest, "Orbax has logged why it has no snapshot"
+        return seconds
+
+    def orbax_load(self) -> float:
+        """What that brings back to the devices; it keeps the snapshot as it was."""
+        snapshotter = self._snapshotter()
+        if not snapshotter.latest:
+            self.orbax_snapshot()
+        return _timed(lambda: snapshotter.load(self.tree, reset_snapshot_state=False))
 
 
 def stall(period: int, steps: int = 40) -> float:
@@ -250,7 +275,7 @@ def stall(period: int, steps: int = 40) -> float:
 
     global _loop
     if _loop is None:
-        step, state, batch = transformer.build()
+        step, state, batch = _training()
         _loop = [Store(2), step, step(state, batch)[0], batch]
     store, step, state, batch = _loop
     begin = time.perf_counter()
@@ -277,8 +302,6 @@ def main() -> None:
 
     def answer(what: str, *arguments: Any) -> Any:
         nonlocal held
-        if what == "methods":
-            return [*(ON_OURS if OURS else ON_REAL), *arguments]
         if what == "hold":
             held = None
             held = Methods(subject(arguments[0]))

@@ -27,6 +27,7 @@ def _install(folder: str, *what: str) -> Path:
         ("0.1.4", "manager", "0.10.0"),
         ("0.1.13", "retry", "pinned"),
         ("0.1.13", "retry", "0.10.0"),
+        ("0.1.13", "snapshotter", "pinned"),
     ],
     ids=lambda value: value,
 )

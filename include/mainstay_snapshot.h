@@ -269,8 +269,13 @@ typedef struct Mainstay_Capture_Begin_Args {
 } Mainstay_Capture_Begin_Args;
 PJRT_STRUCT_ENDS_AT(Mainstay_Capture_Begin_Args, extension_start);
 
+/// The end of the name of programs that are not run while buffers are noted.
+#define MAINSTAY_CAPTURE_PROGRAM "mainstay_capture"
+
 /// From now on PJRT_Buffer_UnsafePointer notes the buffer it is asked about and answers with the handle's own address,
-/// without waiting or copying.
+/// without waiting or copying. PJRT_LoadedExecutable_Execute of a program without outputs whose name ends with
+/// MAINSTAY_CAPTURE_PROGRAM notes its arguments, however many, and launches nothing: argument by argument, each on all
+/// devices.
 typedef PJRT_Error* Mainstay_Capture_Begin(Mainstay_Capture_Begin_Args* args);
 
 typedef struct Mainstay_Capture_End_Args {

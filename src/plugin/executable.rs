@@ -10,6 +10,7 @@ use super::entry::{bytes, entries, list};
 use super::event::EventHandle;
 use super::extensions::LayoutList;
 use super::handle::Handle;
+use super::snapshot::capture_arguments;
 use super::topology::TopologyHandle;
 use super::values::{NamedValues, OwnedBytes, Strings, owned_bytes, program_from_c};
 use crate::abi::{Code, Status, sys, with_struct};
@@ -17,6 +18,7 @@ use crate::program::artifact::Artifact;
 use crate::program::options::CompileOptions;
 use crate::runtime;
 use crate::runtime::buffer::Buffer;
+use crate::runtime::event::Event;
 use crate::runtime::launch::{DeviceResults, LaunchOptions};
 use crate::runtime::program::Program;
 use crate::wire::message::{CompiledSpanning, ExecutableInfo};
@@ -174,6 +176,16 @@ impl LoadedHandle {
                         .collect();
                 Ok(launch)
             })
+        }
+    }
+
+    /// What there is after a launch that was none.
+    fn hand_out_nothing(&self, args: &sys::PJRT_LoadedExecutable_Execute_Args) {
+        for device in 0..args.num_devices {
+            if !args.device_complete_events.is_null() {
+                // SAFETY: the caller's list has a place for each device.
+                unsafe { args.device_complete_events.add(device).write(EventHandle::plain(Event::completed(Ok(())))) };
+            }
         }
     }
 
@@ -425,9 +437,15 @@ entries! {
         }
         // SAFETY: a row of buffers for each device, says the interface.
         let rows = unsafe { list(args.argument_lists, args.num_devices) };
-        let arguments = rows.iter().map(|&row| {
-            // SAFETY: as many live buffers of ours as the call says there are arguments.
-            unsafe { list(row, args.num_args).iter().map(|&buffer| Ok(BufferHandle::borrow(buffer)?.buffer())).collect() }
+        // SAFETY: as many buffers as the call says there are arguments.
+        let rows: Vec<&[*mut sys::PJRT_Buffer]> = rows.iter().map(|&row| unsafe { list(row, args.num_args) }).collect();
+        if handle.program.info().num_outputs == 0 && capture_arguments(&handle.program.info().name, &rows) {
+            handle.hand_out_nothing(args);
+            return Ok(());
+        }
+        let arguments = rows.iter().map(|row| {
+            // SAFETY: live buffers of ours, says the interface.
+            row.iter().map(|&buffer| Ok(unsafe { BufferHandle::borrow(buffer)? }.buffer())).collect()
         });
         let arguments = arguments.collect::<Result<Vec<Vec<&Arc<Buffer>>>, Status>>()?;
         let results = handle.program.launch(&arguments, &options)?;

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,7 +16,7 @@ use crate::abi::{Status, sys};
 use crate::runtime::buffer::{Buffer, Place, Shape};
 use crate::runtime::client::Client;
 use crate::runtime::status::clients;
-use crate::snapshot::{Imported, Phase, Request, Snapshot, Source, Store, supply};
+use crate::snapshot::{Imported, Numbers, Phase, Request, Snapshot, Store, supply};
 use crate::wire::message::Dims;
 
 struct StoreHandle(Arc<Store>);
@@ -51,6 +51,12 @@ struct Order {
     start: Dims,
 }
 
+/// The end of the name of programs that are not run while buffers are captured.
+const PROGRAM: &[u8] = match CStr::from_bytes_with_nul(sys::MAINSTAY_CAPTURE_PROGRAM) {
+    Ok(name) => name.to_bytes(),
+    Err(_) => panic!("a string of the header ends with its only zero byte"),
+};
+
 thread_local! {
     static CAPTURING: Cell<bool> = const { Cell::new(false) };
     static CAPTURED: RefCell<Vec<*mut sys::PJRT_Buffer>> = const { RefCell::new(Vec::new()) };
@@ -62,6 +68,18 @@ pub fn capture(buffer: *mut sys::PJRT_Buffer) -> bool {
     let capturing = CAPTURING.get();
     if capturing {
         CAPTURED.with_borrow_mut(|captured| captured.push(buffer));
+    }
+    capturing
+}
+
+/// Notes the arguments of a launch, a row of them for each device, if this thread captures buffers and the program is for
+/// that; whether it does.
+pub fn capture_arguments(name: &str, rows: &[&[*mut sys::PJRT_Buffer]]) -> bool {
+    let capturing = CAPTURING.get() && name.as_bytes().ends_with(PROGRAM);
+    if capturing {
+        let count = rows.first().map_or(0, |row| row.len());
+        let by_argument = (0..count).flat_map(|argument| rows.iter().map(move |row| row[argument]));
+        CAPTURED.with_borrow_mut(|captured| captured.extend(by_argument));
     }
     capturing
 }
@@ -86,54 +104,11 @@ impl Order {
     }
 }
 
-/// Takes numbers from a caller's list.
-struct Numbers<'a>(&'a [i64]);
-
-impl<'a> Numbers<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [i64], Status> {
-        let (taken, rest) = self
-            .0
-            .split_at_checked(count)
-            .ok_or_else(|| Status::invalid(format!("a list of numbers ends where {count} more are needed")))?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn count(&mut self) -> Result<usize, Status> {
-        let number = self.take(1)?[0];
-        usize::try_from(number).map_err(|_| Status::invalid(format!("{number} was given where a count is needed")))
-    }
-}
-
-/// The arrays that a layout describes, made up of the buffers.
-fn sources(mut layout: Numbers<'_>, buffers: &[*mut sys::PJRT_Buffer]) -> Result<Vec<Source>, Status> {
-    let mut buffers = buffers.iter();
-    let mut sources = Vec::new();
-    while !layout.0.is_empty() {
-        let rank = layout.count()?;
-        let dims = layout.take(rank)?.into();
-        let parts = layout.count()?.min(buffers.len() + 1);
-        let part = |_| {
-            let buffer =
-                buffers.next().ok_or_else(|| Status::invalid("the layout has more parts than there are buffers"))?;
-            // SAFETY: a live buffer of ours, as the interface makes callers promise.
-            let buffer = unsafe { BufferHandle::borrow(*buffer)? }.buffer().clone();
-            Ok((layout.take(rank)?.into(), buffer))
-        };
-        let parts = (0..parts).map(part).collect::<Result<_, Status>>()?;
-        sources.push(Source { dims, parts });
-    }
-    if !buffers.as_slice().is_empty() {
-        return Err(Status::invalid(format!("{} buffers are in no array of the layout", buffers.len())));
-    }
-    Ok(sources)
-}
-
 fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<VecDeque<Order>, Status> {
     let mut orders = VecDeque::new();
-    while !numbers.0.is_empty() {
-        let (array, device, rank) = (numbers.count()?, numbers.take(1)?[0], numbers.count()?);
-        orders.push_back(Order { snapshot: snapshot.clone(), array, device, start: numbers.take(rank)?.into() });
+    while !numbers.is_empty() {
+        let (array, device) = (numbers.count()?, numbers.take(1)?[0]);
+        orders.push_back(Order { snapshot: snapshot.clone(), array, device, start: numbers.list()?.into() });
     }
     Ok(orders)
 }
@@ -195,7 +170,11 @@ entries! {
                     step: args.step,
                     label: text(args.label, args.label_size),
                     metadata: bytes(args.metadata, args.metadata_size).to_vec(),
-                    arrays: sources(Numbers(list(args.layout, args.layout_size)), list(args.buffers, args.num_buffers))?,
+                    layout: list(args.layout, args.layout_size),
+                    buffers: list(args.buffers, args.num_buffers)
+                        .iter()
+                        .map(|buffer| BufferHandle::borrow(*buffer).map(BufferHandle::buffer))
+                        .collect::<Result<_, _>>()?,
                 },
             )
         };
@@ -215,7 +194,7 @@ entries! {
         let taken_at = snapshot.taken_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let progress = snapshot.progress();
         (args.id, args.step, args.taken_at) = (snapshot.id, snapshot.step, taken_at.as_nanos() as i64);
-        (args.done, args.total, args.num_arrays) = (progress.done, progress.total, snapshot.arrays.len());
+        (args.done, args.total, args.num_arrays) = (progress.done, progress.total, snapshot.contents.arrays.len());
         (args.label, args.label_size) = (snapshot.label.as_ptr().cast(), snapshot.label.len());
         (args.metadata, args.metadata_size) = (snapshot.metadata.as_ptr().cast(), snapshot.metadata.len());
         args.phase = phase_number(&snapshot.phase());
@@ -311,7 +290,7 @@ entries! {
     Mainstay_Supply_Begin(args: Mainstay_Supply_Begin_Args) {
         // SAFETY: a live snapshot of ours; the caller's numbers.
         let ordered = unsafe {
-            orders(&SnapshotHandle::borrow(args.snapshot)?.snapshot, Numbers(list(args.orders, args.orders_size)))?
+            orders(&SnapshotHandle::borrow(args.snapshot)?.snapshot, Numbers::new(list(args.orders, args.orders_size)))?
         };
         ORDERS.set(Some(ordered));
         Ok(())

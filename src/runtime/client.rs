@@ -280,7 +280,7 @@ impl Client {
         Ok(block)
     }
 
-    fn announce(&self) {
+    pub(super) fn announce(&self) {
         for extent in self.shared.arena.take_newly_committed() {
             for slice in &self.slices {
                 slice.current().populate(extent);

@@ -146,25 +146,72 @@ impl Client {
         (buffer, promise)
     }
 
+    /// A buffer that exists now and whose memory `block` is to be, once it is filled and given through the promise: it is
+    /// there then, without a word from the worker. `None` where the block can't be the device's memory.
+    pub fn declare_in(
+        self: &Arc<Self>,
+        place: Place,
+        shape: &Shape,
+        block: &Arc<Block>,
+    ) -> Option<(Arc<Buffer>, Promise)> {
+        if self.is_host(place.memory) || !self.is_there_at_once(shape) {
+            return None;
+        }
+        let session = self.session_of_memory(place.memory);
+        if session.lost().is_some() {
+            return None;
+        }
+        let (id, ready) = (self.fresh_id(), Event::pending());
+        session.send(&Command::Declare { buffers: Ids::from_slice(&[id]) });
+        let buffer = Buffer::in_block(self, Holder::Worker(session, id), place, shape.clone(), ready, block);
+        let promise = Promise { quiet: true, ..Promise::of(&buffer) };
+        Some((buffer, promise))
+    }
+
+    /// Memory of the arena that a buffer can have for its own, for as long as it lives. `None` where devices don't compute in
+    /// it, or where it would be missed.
+    pub fn allocate_for_device(&self, place: Place, shape: &Shape) -> Option<Block> {
+        if self.is_host(place.memory) || !self.is_there_at_once(shape) {
+            return None;
+        }
+        let bytes = shape.host_bytes().ok().filter(|bytes| *bytes > INLINE_BYTES)?;
+        let block = self.arena().allocate_for_device(bytes)?;
+        self.announce();
+        Some(block)
+    }
+
     /// Gives a declared buffer its value: a filled block of dense host bytes.
     pub fn fulfil(&self, promise: &Promise, block: Arc<Block>, lending: Lending) {
         match &promise.holder {
             Holder::Worker(session, id) if session.lost().is_none() => {
-                let data = self.lend(session, block, lending);
-                session.send(&Command::Upload { buffer: *id, spec: promise.spec.clone(), data, quiet: false });
+                let (data, quiet) = (self.lend(session, block, lending), promise.quiet);
+                session.send(&Command::Upload { buffer: *id, spec: promise.spec.clone(), data, quiet });
+                if quiet {
+                    promise.ready.set(Ok(()));
+                }
             }
             Holder::Arena(slot) => {
                 slot.fill(block);
                 promise.ready.set(Ok(()));
             }
-            Holder::Worker(..) | Holder::Nobody => {}
+            Holder::Worker(session, _) => {
+                if let Some(loss) = session.lost() {
+                    promise.ready.set(Err(loss.clone()));
+                }
+            }
+            Holder::Nobody => {}
         }
     }
 
     /// Gives a declared buffer an error for its value.
     pub fn fail(&self, promise: &Promise, status: Status) {
         match &promise.holder {
-            Holder::Worker(session, id) => session.send(&Command::Fail { buffer: *id, status }),
+            Holder::Worker(session, id) => {
+                session.send(&Command::Fail { buffer: *id, status: status.clone() });
+                if promise.quiet {
+                    promise.ready.set(Err(status));
+                }
+            }
             Holder::Arena(_) | Holder::Nobody => {
                 promise.ready.set(Err(status));
             }
@@ -340,11 +387,13 @@ pub struct Promise {
     holder: Holder,
     ready: Arc<Event>,
     spec: BufferSpec,
+    /// Whether the value is there once it is given; the worker does not say so.
+    quiet: bool,
 }
 
 impl Promise {
     /// The promise of a buffer that is pending.
     pub(super) fn of(buffer: &Buffer) -> Self {
-        Self { holder: buffer.holder.clone(), ready: buffer.ready.clone(), spec: buffer.spec() }
+        Self { holder: buffer.holder.clone(), ready: buffer.ready.clone(), spec: buffer.spec(), quiet: false }
     }
 }

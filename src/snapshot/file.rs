@@ -14,8 +14,9 @@ use std::sync::Arc;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
+use super::contents::{ArrayInfo, Contents, Shard};
 use super::region::{Region, copy};
-use super::snapshot::{ArrayInfo, Description, Shard, Snapshot, Value};
+use super::snapshot::{Description, Snapshot, Value};
 use super::store::Store;
 use crate::abi::{Code, Status, element};
 use crate::runtime::client::Client;
@@ -83,14 +84,14 @@ impl Snapshot {
     /// # Errors
     /// A snapshot that is not whole, names that are not unique, what the file system says.
     pub fn export(&self, path: &Path, names: &[String], metadata: &str, watch: Watch<'_>) -> Result<(), Status> {
-        let values = self.values(0..self.shards.len())?;
+        let values = self.values(0..self.contents.shards.len())?;
         let unique: HashSet<_> = names.iter().collect();
-        if names.len() != self.arrays.len() || unique.len() != names.len() {
+        if names.len() != self.contents.arrays.len() || unique.len() != names.len() {
             return Err(Status::invalid(format!(
                 "{} names, {} of them different, were given for {} arrays",
                 names.len(),
                 unique.len(),
-                self.arrays.len()
+                self.contents.arrays.len()
             )));
         }
         let header = self.header(names, metadata)?;
@@ -107,7 +108,7 @@ impl Snapshot {
 
     fn header(&self, names: &[String], metadata: &str) -> Result<Vec<u8>, Status> {
         let (mut tensors, mut types, mut end) = (Vec::new(), HashMap::new(), 0);
-        for (array, name) in self.arrays.iter().zip(names) {
+        for (array, name) in self.contents.arrays.iter().zip(names) {
             let (type_name, bytes) = (element::name(array.element_type)?, array.element_bytes()?);
             let mut shape: Vec<usize> = array.dims.iter().map(|&dim| dim as usize).collect();
             let known = TYPES.iter().find(|(name, _)| *name == type_name).map(|(_, dtype)| *dtype);
@@ -138,7 +139,7 @@ impl Snapshot {
         file.write_all(header).map_err(failed)?;
         let total = self.progress().total;
         let mut done = 0;
-        for array in &self.arrays {
+        for array in &self.contents.arrays {
             self.pieces(array, values, &mut |piece| {
                 file.write_all(piece).map_err(failed)?;
                 done += piece.len() as u64;
@@ -157,9 +158,10 @@ impl Snapshot {
         give: &mut dyn FnMut(&[u8]) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let whole = Region::within(&array.dims, &Dims::from_elem(0, array.dims.len()), &array.dims)?;
-        let stored = || self.shards[array.shards.clone()].iter().zip(&values[array.shards.clone()]);
-        // SAFETY: the blocks are values, which nobody writes to.
-        let bytes = |value: &Value| unsafe { std::slice::from_raw_parts(value.block.as_ptr(), value.block.len()) };
+        let stored = || self.contents.shards[array.shards.clone()].iter().zip(&values[array.shards.clone()]);
+        // SAFETY: values, which nobody writes to.
+        let bytes =
+            |value: &Value| unsafe { std::slice::from_raw_parts(value.stored.as_ptr(), value.stored.len() as usize) };
         if let Some((_, value)) = stored().find(|(shard, _)| shard.region == whole) {
             return bytes(value).chunks(PIECE).try_for_each(give);
         }
@@ -227,7 +229,8 @@ impl Store {
         let (step, label) = own.map_or((0, String::new()), |own| (own.step, own.label));
         let metadata = entry_of(CALLERS_KEY).map_or(Vec::new(), |text| text.clone().into_bytes());
         let (arrays, shards) = (0..).zip(&entries).map(|(index, entry)| entry.describe(index)).unzip();
-        let snapshot = self.keep(Description { step, label, metadata, arrays, shards, copied: 0 }, blocks);
+        let contents = Arc::new(Contents::new(arrays, shards));
+        let snapshot = self.keep(Description { step, label, metadata, contents, copied: 0 }, blocks);
         Ok(Imported { snapshot, names: entries.into_iter().map(|entry| entry.name).collect() })
     }
 }

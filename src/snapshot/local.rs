@@ -2,22 +2,25 @@
 //! computed while it is in the processor's cache.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::helpers;
-use super::snapshot::{CHUNK, Checksums, Phase, Snapshot, Value};
+use super::room::Stored;
+use super::snapshot::{CHUNK, Checksums, Snapshot, Value};
 use crate::abi::Status;
 use crate::runtime::event::Event;
 use crate::runtime::fetch::Receiver;
 use crate::runtime::view::{Held, View};
+use crate::sync::lock;
 use crate::wire::arena::Block;
 use crate::wire::stream;
 
-/// A thread takes on about so many bytes at once.
+/// A thread takes on about so many bytes at once, or fewer where that would leave others without.
 const PIECE: u64 = 1 << 20;
 /// So much is copied before its checksum is taken: little enough to be in the cache still.
 const STRIP: usize = 64 << 10;
@@ -26,7 +29,7 @@ const STRIP: usize = 64 << 10;
 pub struct Item {
     pub shard: usize,
     pub held: Held,
-    pub block: Arc<Block>,
+    pub stored: Stored,
 }
 
 /// Copies values for a snapshot as they get ready. Returns at once.
@@ -45,38 +48,76 @@ pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>) {
             None => groups.push((ready.clone(), is_done, vec![item])),
         }
     }
-    for (ready, _, group) in groups {
-        let snapshot = snapshot.clone();
-        ready.on_done(move |_| helpers::run(move || copy_all(&snapshot, group)));
+    let copying: Vec<_> = groups.into_iter().map(|(ready, _, items)| Copying::new(ready, items)).collect();
+    snapshot.set_copying(copying.iter().map(Arc::downgrade).collect());
+    for copying in copying {
+        let (snapshot, ready) = (snapshot.clone(), copying.ready.clone());
+        ready.on_done(move |_| helpers::run(move || copying.lead(&snapshot)));
     }
 }
 
-/// Copies values that are all ready, or failed.
-fn copy_all(snapshot: &Arc<Snapshot>, items: Vec<Item>) {
-    let mut sources = Vec::with_capacity(items.len());
-    for Item { shard, held, block } in items {
-        match held.ready.error().map_or_else(|| held.view(), Err) {
-            Ok(Some(view)) => sources.push(Source { shard, view, block, _held: held }),
-            Ok(None) => {
-                let receiver: Arc<dyn Receiver> = snapshot.clone();
-                held.fetch(shard, block, &receiver);
-            }
-            Err(cause) => return snapshot.fail(cause),
+/// Values that come together and are copied by whoever has the time: helpers, and threads that wait for the snapshot. Lives
+/// as long as somebody has a hand in it; the values stay as they are until then.
+pub struct Copying {
+    /// Set once the values are there, or an error for good.
+    ready: Arc<Event>,
+    /// Taken by whoever comes first.
+    items: Mutex<Vec<Item>>,
+    group: OnceLock<Group>,
+}
+
+impl Copying {
+    fn new(ready: Arc<Event>, items: Vec<Item>) -> Arc<Self> {
+        Arc::new(Self { ready, items: Mutex::new(items), group: OnceLock::new() })
+    }
+
+    /// Copies the values, which are there, together with other helpers.
+    fn lead(self: &Arc<Self>, snapshot: &Arc<Snapshot>) {
+        let group = self.group(snapshot);
+        for _ in 1..group.left().min(helpers::count()) {
+            let (copying, snapshot) = (self.clone(), snapshot.clone());
+            helpers::run(move || copying.group(&snapshot).work(&snapshot, None));
+        }
+        group.work(snapshot, None);
+    }
+
+    /// Copies what is there and left to copy, until then or a little later.
+    pub fn help(&self, snapshot: &Arc<Snapshot>, until: Option<Instant>) {
+        if self.ready.is_done() {
+            self.group(snapshot).work(snapshot, until);
         }
     }
-    let group = Arc::new(Group::new(snapshot.clone(), sources));
-    for _ in 1..group.pieces.len().min(helpers::count()) {
-        let group = group.clone();
-        helpers::run(move || group.work());
+
+    /// The values as they are read. Their event is done.
+    fn group(&self, snapshot: &Arc<Snapshot>) -> &Group {
+        self.group.get_or_init(|| Group::new(sources(snapshot, std::mem::take(&mut lock(&self.items)))))
     }
-    group.work();
+}
+
+/// The values that can be read in place. The others are asked for; where one has failed, the snapshot has.
+fn sources(snapshot: &Arc<Snapshot>, items: Vec<Item>) -> Vec<Source> {
+    let mut sources = Vec::with_capacity(items.len());
+    for Item { shard, held, stored } in items {
+        match held.ready.error().map_or_else(|| held.view(), Err) {
+            Ok(Some(view)) => sources.push(Source { shard, view, stored, _held: held }),
+            Ok(None) => {
+                let receiver: Arc<dyn Receiver> = snapshot.clone();
+                held.fetch(shard, stored.block(), &receiver);
+            }
+            Err(cause) => {
+                snapshot.fail(cause);
+                return Vec::new();
+            }
+        }
+    }
+    sources
 }
 
 /// A value that is read in place.
 struct Source {
     shard: usize,
     view: View,
-    block: Arc<Block>,
+    stored: Stored,
     /// Keeps it as it is.
     _held: Held,
 }
@@ -90,7 +131,6 @@ struct Chunk {
 
 /// Values that several threads copy together.
 struct Group {
-    snapshot: Arc<Snapshot>,
     sources: Vec<Source>,
     /// Source by source.
     chunks: Vec<Chunk>,
@@ -104,19 +144,21 @@ struct Group {
 }
 
 impl Group {
-    fn new(snapshot: Arc<Snapshot>, sources: Vec<Source>) -> Self {
+    fn new(sources: Vec<Source>) -> Self {
         let (mut chunks, mut left) = (Vec::new(), Vec::with_capacity(sources.len()));
         for (number, source) in sources.iter().enumerate() {
-            let (first, len) = (chunks.len(), source.block.len() as u64);
+            let (first, len) = (chunks.len(), source.stored.len());
             let chunk = |offset| Chunk { source: number, offset, len: CHUNK.min(len - offset) };
             // One without bytes has a chunk as well, so that somebody finds it done.
             chunks.extend((0..len.max(1)).step_by(CHUNK as usize).map(chunk));
             left.push((AtomicUsize::new(chunks.len() - first), first..chunks.len()));
         }
+        let total: u64 = sources.iter().map(|source| source.stored.len()).sum();
+        let enough = (total / (2 * helpers::count() as u64)).min(PIECE);
         let mut pieces: Vec<Range<usize>> = Vec::new();
-        let mut bytes = PIECE;
+        let mut bytes = enough;
         for (number, chunk) in chunks.iter().enumerate() {
-            if bytes >= PIECE {
+            if bytes >= enough {
                 pieces.push(number..number);
                 bytes = 0;
             }
@@ -126,44 +168,52 @@ impl Group {
             bytes += chunk.len;
         }
         let checksums = chunks.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { snapshot, sources, chunks, checksums, left, pieces, next: AtomicUsize::new(0) }
+        Self { sources, chunks, checksums, left, pieces, next: AtomicUsize::new(0) }
     }
 
-    /// Copies pieces until there are none left, or nobody wants them any more.
-    fn work(&self) {
-        let checks = self.snapshot.computes_checksums();
-        while let Some(piece) = self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            if self.snapshot.phase() != Phase::Copying {
+    /// How many pieces nobody has taken on yet.
+    fn left(&self) -> usize {
+        self.pieces.len().saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Copies pieces until there are none left, nobody wants them any more, or it is late.
+    fn work(&self, snapshot: &Arc<Snapshot>, until: Option<Instant>) {
+        let checks = snapshot.computes_checksums();
+        while until.is_none_or(|until| Instant::now() < until) {
+            let Some(piece) = self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) else { return };
+            if !snapshot.is_copying() {
                 return;
             }
             let mut whole = Vec::new();
+            let mut bytes = 0;
             for number in piece.clone() {
                 let chunk = &self.chunks[number];
                 self.checksums[number].store(self.copy(chunk, checks), Ordering::Relaxed);
-                self.snapshot.came(chunk.len);
+                bytes += chunk.len;
                 if self.left[chunk.source].0.fetch_sub(1, Ordering::AcqRel) == 1 {
                     whole.push((self.sources[chunk.source].shard, self.value(chunk.source, checks)));
                 }
             }
-            self.snapshot.settle(whole);
+            snapshot.came(bytes);
+            snapshot.settle(whole);
         }
     }
 
     fn value(&self, source: usize, checks: bool) -> Value {
         let of = |chunk: &AtomicU64| chunk.load(Ordering::Relaxed);
         let sums = || self.checksums[self.left[source].1.clone()].iter().map(of).collect::<SmallVec<_>>();
-        Value { block: self.sources[source].block.clone(), checksums: checks.then(|| Checksums(sums())) }
+        Value { stored: self.sources[source].stored.clone(), checksums: checks.then(|| Checksums(sums())) }
     }
 
     /// Copies a chunk, and gives its checksum where one is wanted.
     fn copy(&self, chunk: &Chunk, checks: bool) -> u64 {
         let source = &self.sources[chunk.source];
         let (offset, len) = (chunk.offset as usize, chunk.len as usize);
-        // SAFETY: source and block have the bytes of the chunk (a view has as many as its buffer's shape says, for which the
-        // block was made). Nobody writes to what is held; the block is fresh from the arena and no other thread has
-        // this chunk.
+        // SAFETY: source and target have the bytes of the chunk (a view has as many as its buffer's shape says, for which
+        // the target was made). Nobody writes to what is held; the target is fresh from the arena and no other
+        // thread has this chunk.
         unsafe {
-            let (from, to) = (source.view.as_ptr().cast_const().add(offset), source.block.as_ptr().add(offset));
+            let (from, to) = (source.view.as_ptr().cast_const().add(offset), source.stored.as_ptr().add(offset));
             if !checks {
                 copy_strip(from, to, len);
                 return 0;

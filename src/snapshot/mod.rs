@@ -11,6 +11,7 @@
 //! Lock order: a store's `committing`, its `ring`, a snapshot's `state`. The latter two are not held while memory is freed
 //! or copied.
 
+mod contents;
 mod file;
 mod helpers;
 mod local;
@@ -23,7 +24,8 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub use contents::{ArrayInfo, Contents, Numbers, Shard};
 pub use file::{Imported, Watch};
 pub use restore::supply;
-pub use snapshot::{ArrayInfo, Phase, Progress, Shard, Snapshot, Value};
-pub use store::{Request, Source, Store};
+pub use snapshot::{Phase, Progress, Snapshot, Value};
+pub use store::{Request, Store};

@@ -6,15 +6,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::helpers;
 use super::region::{Region, copy};
+use super::room::Stored;
 use super::snapshot::Snapshot;
-use crate::abi::{Code, Status};
+use crate::abi::{Code, Status, element};
 use crate::runtime::buffer::{Buffer, Place, Shape};
 use crate::runtime::client::Client;
 use crate::runtime::transfer::{Lending, Promise};
 use crate::wire::arena::Block;
 
-/// A job puts together about so many bytes.
+/// A job puts together about so many bytes, or fewer where that would leave other helpers without.
 const SLAB: u64 = 4 << 20;
+const SMALLEST_SLAB: u64 = 256 << 10;
+/// So many bytes are sooner copied than given to a helper.
+const AT_ONCE: usize = 256 << 10;
 
 /// A new buffer at `place` with the part of an array that begins at `start` and has the shape's dimensions. Returns at
 /// once; the value comes when it is put together. The snapshot may be dropped meanwhile.
@@ -40,17 +44,16 @@ pub fn supply(
     }
     let wanted = Region::within(&info.dims, start, &shape.dims)?;
     let values = snapshot.values(info.shards.clone())?;
-    let stored = || snapshot.shards[info.shards.clone()].iter().map(|shard| &shard.region).zip(&values);
+    let stored = || snapshot.contents.shards[info.shards.clone()].iter().map(|shard| &shard.region).zip(&values);
     if let Some((_, value)) = stored().find(|(region, _)| **region == wanted) {
-        return client.from_value(place, shape, value.block.clone());
+        return supply_whole(client, place, shape, wanted, &value.stored);
     }
-    let element = info.element_bytes()?;
     let mut missing = wanted.count();
     let mut pieces = Vec::new();
     for (region, value) in stored() {
         if let Some(part) = region.overlap(&wanted) {
             missing = missing.saturating_sub(part.count());
-            pieces.push(Piece { part, region: region.clone(), block: value.block.clone() });
+            pieces.push(Piece { part, region: region.clone(), stored: value.stored.clone() });
         }
     }
     if missing > 0 {
@@ -60,16 +63,30 @@ pub fn supply(
         )));
     }
     let block = client.allocate(shape.host_bytes()?)?;
-    let (buffer, promise) = client.declare(place, shape);
-    Assembly::begin(client, wanted, element, pieces, block, promise);
-    Ok(buffer)
+    Assembly::begin(client, place, shape, wanted, pieces, block)
+}
+
+/// The same for a stored value that is what is wanted.
+fn supply_whole(
+    client: &Arc<Client>,
+    place: Place,
+    shape: Shape,
+    wanted: Region,
+    stored: &Stored,
+) -> Result<Arc<Buffer>, Status> {
+    // Helpers copy it to where it stays, sooner than the worker would.
+    if let Some(block) = client.allocate_for_device(place, &shape) {
+        let piece = Piece { part: wanted.clone(), region: wanted.clone(), stored: stored.clone() };
+        return Assembly::begin(client, place, shape, wanted, vec![piece], block);
+    }
+    client.from_value(place, shape, stored.block())
 }
 
 /// What a stored shard has of a region that is wanted.
 struct Piece {
     part: Region,
     region: Region,
-    block: Arc<Block>,
+    stored: Stored,
 }
 
 /// A region that is put together by several jobs, each writing stretches of its own. Whoever drops it last, having
@@ -79,41 +96,49 @@ struct Assembly {
     wanted: Region,
     element: usize,
     pieces: Vec<Piece>,
-    /// Taken at the end.
-    block: Option<Block>,
-    /// The first byte of the block.
-    start: *mut u8,
+    block: Arc<Block>,
     slabs: Vec<Region>,
     next: AtomicUsize,
     filled: AtomicUsize,
     promise: Promise,
 }
 
-// SAFETY: `start` points into the block, which lives as long as this; each stretch of it is written by one job.
-unsafe impl Send for Assembly {}
-// SAFETY: as above.
-unsafe impl Sync for Assembly {}
-
 impl Assembly {
-    fn begin(client: &Arc<Client>, wanted: Region, element: usize, pieces: Vec<Piece>, block: Block, promise: Promise) {
-        let slabs = wanted.slabs(SLAB / element.max(1) as u64);
+    fn begin(
+        client: &Arc<Client>,
+        place: Place,
+        shape: Shape,
+        wanted: Region,
+        pieces: Vec<Piece>,
+        block: Block,
+    ) -> Result<Arc<Buffer>, Status> {
+        let element = element::host_bytes(shape.element_type)?;
+        let block = Arc::new(block);
+        let (buffer, promise) =
+            client.declare_in(place, &shape, &block).unwrap_or_else(|| client.declare(place, shape));
+        let even = block.len() as u64 / (2 * helpers::count() as u64);
+        let slabs = wanted.slabs(even.clamp(SMALLEST_SLAB, SLAB) / element.max(1) as u64);
         let jobs = slabs.len().min(helpers::count());
         let assembly = Arc::new(Self {
             client: client.clone(),
             wanted,
             element,
             pieces,
-            start: block.as_ptr(),
-            block: Some(block),
+            block,
             slabs,
             next: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),
             promise,
         });
-        for _ in 0..jobs {
-            let assembly = assembly.clone();
-            helpers::run(move || assembly.work());
+        if assembly.block.len() <= AT_ONCE {
+            assembly.work();
+        } else {
+            for _ in 0..jobs {
+                let assembly = assembly.clone();
+                helpers::run(move || assembly.work());
+            }
         }
+        Ok(buffer)
     }
 
     /// Copies slabs until there are none left.
@@ -127,13 +152,13 @@ impl Assembly {
     fn fill(&self, slab: &Region) {
         let offset = self.wanted.position(&slab.start) * self.element;
         let len = slab.count() as usize * self.element;
-        // SAFETY: fresh from the arena, so that no worker knows of it; the slab is dense in the wanted region, for which
-        // the block has room, and no other job has it.
-        let to = unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) };
+        // SAFETY: fresh from the arena: no worker knows of it, and its buffer's value is not there yet. The slab is dense
+        // in the wanted region, for which the block has room, and no other job has it.
+        let to = unsafe { std::slice::from_raw_parts_mut(self.block.as_ptr().add(offset), len) };
         for piece in &self.pieces {
             if let Some(part) = piece.part.overlap(slab) {
-                // SAFETY: the block is a value, which nobody writes to.
-                copy(&part, &piece.region, unsafe { piece.block.as_slice() }, slab, to, self.element);
+                // SAFETY: a value, which nobody writes to.
+                copy(&part, &piece.region, unsafe { piece.stored.as_slice() }, slab, to, self.element);
             }
         }
     }
@@ -141,13 +166,11 @@ impl Assembly {
 
 impl Drop for Assembly {
     fn drop(&mut self) {
-        match self.block.take() {
-            Some(block) if *self.filled.get_mut() == self.slabs.len() => {
-                self.client.fulfil(&self.promise, Arc::new(block), Lending::Mutable);
-            }
-            _ => self
-                .client
-                .fail(&self.promise, Status::new(Code::Unknown, "a bug in Mainstay: a copy was not finished")),
+        if *self.filled.get_mut() == self.slabs.len() {
+            self.client.fulfil(&self.promise, self.block.clone(), Lending::Mutable);
+        } else {
+            let bug = Status::new(Code::Unknown, "a bug in Mainstay: a copy was not finished");
+            self.client.fail(&self.promise, bug);
         }
     }
 }

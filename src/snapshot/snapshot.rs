@@ -1,43 +1,22 @@
 //! One snapshot: what it holds, how far it is, and its values once it is whole.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::contents::{ArrayInfo, Contents};
 use super::helpers;
-use super::region::Region;
+use super::local::Copying;
+use super::room::Stored;
 use super::store::Store;
-use crate::abi::{Status, element};
+use crate::abi::Status;
 use crate::wire::arena::Block;
-use crate::wire::message::Dims;
-
-/// An array of a snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ArrayInfo {
-    /// `PJRT_Buffer_Type`.
-    pub element_type: u32,
-    /// Dimensions of the whole array.
-    pub dims: Dims,
-    /// Its shards are these of the snapshot's.
-    pub shards: std::ops::Range<usize>,
-}
-
-/// A stored part of an array.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// Index of the array.
-    pub array: usize,
-    /// Which part of it.
-    pub region: Region,
-    /// Bytes, dense.
-    pub bytes: u64,
-}
 
 /// So many bytes of a value, one after the other, have a checksum of their own; the last ones may be fewer.
-pub(super) const CHUNK: u64 = 4 << 20;
+pub(super) const CHUNK: u64 = 256 << 10;
 
 /// The XXH3 (64 bit) of each [chunk](CHUNK) of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +26,7 @@ pub struct Checksums(pub(super) SmallVec<[u64; 1]>);
 #[derive(Clone)]
 pub struct Value {
     /// The dense elements, major-to-minor. Nobody writes to them.
-    pub block: Arc<Block>,
+    pub stored: Stored,
     /// Where the store computes them.
     pub checksums: Option<Checksums>,
 }
@@ -86,18 +65,17 @@ pub struct Snapshot {
     pub metadata: Vec<u8>,
     /// When it was asked for.
     pub taken_at: SystemTime,
-    /// The arrays.
-    pub arrays: Vec<ArrayInfo>,
-    /// The parts of them that are stored, array by array.
-    pub shards: Vec<Shard>,
+    /// The arrays, and how they are stored.
+    pub contents: Arc<Contents>,
     /// Bytes that are copied for it: not shared with an array in host memory, or read from a file.
     pub(super) copied: u64,
-    total: u64,
     done: AtomicU64,
     missing: AtomicUsize,
     state: Mutex<State>,
     changed: Condvar,
     store: Weak<Store>,
+    /// What is being copied by this process, for whoever waits to have a hand in.
+    copying: OnceLock<Vec<Weak<Copying>>>,
 }
 
 struct State {
@@ -115,31 +93,29 @@ pub struct Description {
     pub step: i64,
     pub label: String,
     pub metadata: Vec<u8>,
-    pub arrays: Vec<ArrayInfo>,
-    pub shards: Vec<Shard>,
+    pub contents: Arc<Contents>,
     pub copied: u64,
 }
 
 impl Snapshot {
     /// A snapshot of a store whose values are to come.
     pub(super) fn new(store: &Arc<Store>, what: Description) -> Arc<Self> {
-        let Description { step, label, metadata, arrays, shards, copied } = what;
-        let values = shards.iter().map(|_| None).collect();
+        let Description { step, label, metadata, contents, copied } = what;
+        let values = contents.shards.iter().map(|_| None).collect();
         Arc::new(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             step,
             label,
             metadata,
             taken_at: SystemTime::now(),
-            arrays,
             copied,
-            total: shards.iter().map(|shard| shard.bytes).sum(),
             done: AtomicU64::new(0),
-            missing: AtomicUsize::new(shards.len()),
-            shards,
+            missing: AtomicUsize::new(contents.shards.len()),
+            contents,
             state: Mutex::new(State { phase: Phase::Copying, values }),
             changed: Condvar::new(),
             store: Arc::downgrade(store),
+            copying: OnceLock::new(),
         })
     }
 
@@ -153,14 +129,23 @@ impl Snapshot {
         self.lock().phase.clone()
     }
 
-    /// How much is done: piece by piece, also within a large value. Values that are in the arena already count at once.
-    pub fn progress(&self) -> Progress {
-        Progress { done: self.done.load(Ordering::Relaxed), total: self.total }
+    /// Whether values are still on their way.
+    pub(super) fn is_copying(&self) -> bool {
+        self.lock().phase == Phase::Copying
     }
 
-    /// Waits until it is whole or can't become it, for `patience` at most. The phase then.
-    pub fn wait(&self, patience: Duration) -> Phase {
+    /// How much is done: piece by piece, also within a large value. Values that are in the arena already count at once.
+    pub fn progress(&self) -> Progress {
+        Progress { done: self.done.load(Ordering::Relaxed), total: self.contents.bytes }
+    }
+
+    /// Waits until it is whole or can't become it, for about `patience` at most. The phase then. A thread that waits copies
+    /// what is ready to be copied, which is sooner done than having a helper woken.
+    pub fn wait(self: &Arc<Self>, patience: Duration) -> Phase {
         let until = Instant::now().checked_add(patience);
+        for copying in self.copying.get().into_iter().flatten().filter_map(Weak::upgrade) {
+            copying.help(self, until);
+        }
         let mut state = self.lock();
         while state.phase == Phase::Copying {
             let left = until.map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(Instant::now()));
@@ -212,14 +197,14 @@ impl Snapshot {
     /// # Errors
     /// FAILED_PRECONDITION where one is not what it was, where there are none, or where there are no values.
     pub fn verify(&self) -> Result<(), Status> {
-        let values = self.values(0..self.shards.len())?;
+        let values = self.values(0..self.contents.shards.len())?;
         let next = AtomicUsize::new(0);
         let check = || {
             while let Some(value) = values.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let Some(expected) = &value.checksums else {
                     return Err(Status::failed_precondition(format!("{} was taken without checksums", self.name())));
                 };
-                if checksums(&value.block) != *expected {
+                if checksums(&value.stored) != *expected {
                     return Err(Status::failed_precondition(format!("{} is damaged: a checksum differs", self.name())));
                 }
             }
@@ -233,6 +218,11 @@ impl Snapshot {
         })
     }
 
+    /// Notes what copies values for it.
+    pub(super) fn set_copying(&self, copying: Vec<Weak<Copying>>) {
+        let _ = self.copying.set(copying);
+    }
+
     /// Notes bytes that came.
     pub(super) fn add_done(&self, bytes: u64) {
         self.done.fetch_add(bytes, Ordering::Relaxed);
@@ -240,19 +230,20 @@ impl Snapshot {
 
     /// Takes in a value, or why there is none. Does not block: checksums are computed elsewhere.
     pub(super) fn take_in(self: &Arc<Self>, shard: usize, value: Result<Arc<Block>, Status>) {
-        let block = match value {
-            Ok(block) => block,
+        let stored = match value {
+            Ok(block) => Stored::whole(block),
             Err(cause) => return self.fail(cause),
         };
-        if block.is_empty() || !self.computes_checksums() {
-            let checksums = block.is_empty().then(|| checksums(&block));
-            return self.settle(vec![(shard, Value { block, checksums })]);
+        let is_empty = stored.len() == 0;
+        if is_empty || !self.computes_checksums() {
+            let checksums = is_empty.then(|| checksums(&stored));
+            return self.settle(vec![(shard, Value { stored, checksums })]);
         }
         let snapshot = self.clone();
         helpers::run(move || {
-            if snapshot.phase() == Phase::Copying {
-                let checksums = Some(checksums(&block));
-                snapshot.settle(vec![(shard, Value { block, checksums })]);
+            if snapshot.is_copying() {
+                let checksums = Some(checksums(&stored));
+                snapshot.settle(vec![(shard, Value { stored, checksums })]);
             }
         });
     }
@@ -327,25 +318,19 @@ impl Snapshot {
     /// # Errors
     /// INVALID_ARGUMENT where it has no array of that number.
     pub fn array(&self, index: usize) -> Result<&ArrayInfo, Status> {
-        self.arrays.get(index).ok_or_else(|| {
-            Status::invalid(format!("{} has no array {index}; it has {} arrays", self.name(), self.arrays.len()))
+        self.contents.arrays.get(index).ok_or_else(|| {
+            let count = self.contents.arrays.len();
+            Status::invalid(format!("{} has no array {index}; it has {count} arrays", self.name()))
         })
     }
 }
 
 /// The checksums of a value.
-fn checksums(block: &Block) -> Checksums {
-    // SAFETY: the block is a value, which nobody writes to.
-    let bytes = unsafe { block.as_slice() };
+fn checksums(stored: &Stored) -> Checksums {
+    // SAFETY: a value, which nobody writes to.
+    let bytes = unsafe { stored.as_slice() };
     if bytes.is_empty() {
         return Checksums(SmallVec::from_elem(xxh3_64(&[]), 1));
     }
     Checksums(bytes.chunks(CHUNK as usize).map(xxh3_64).collect())
-}
-
-impl ArrayInfo {
-    /// Bytes of an element in host memory.
-    pub fn element_bytes(&self) -> Result<usize, Status> {
-        element::host_bytes(self.element_type)
-    }
 }

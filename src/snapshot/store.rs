@@ -2,15 +2,15 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::contents::Contents;
 use super::local::{self, Item};
-use super::region::Region;
 use super::room;
-use super::snapshot::{ArrayInfo, Description, Phase, Shard, Snapshot};
+use super::snapshot::{Description, Phase, Snapshot};
 use crate::abi::Status;
 use crate::runtime::buffer::Buffer;
 use crate::runtime::fetch::{Receiver, fetch};
-use crate::wire::arena::{Arena, Block, Expectation};
-use crate::wire::message::Dims;
+use crate::sync::lock;
+use crate::wire::arena::{Arena, Block, Claim, Expectation};
 
 /// Keeps the last whole snapshots. A snapshot that is being taken needs its memory beside them.
 pub struct Store {
@@ -22,29 +22,27 @@ pub struct Store {
     ring: Mutex<Vec<Arc<Snapshot>>>,
     /// Where the last snapshot was taken to.
     arena: OnceLock<Arc<Arena>>,
+    /// What the last snapshot was of.
+    contents: Mutex<Arc<Contents>>,
+    /// The memory that all of its snapshots may come to hold.
+    claim: Mutex<Option<Claim>>,
     /// Memory for the next snapshot.
     expected: Mutex<Option<Expectation>>,
 }
 
-/// An array to take a snapshot of: the buffers that make it up, each with where it begins in the array.
-pub struct Source {
-    /// Dimensions of the whole array.
-    pub dims: Dims,
-    /// One buffer for each distinct part.
-    pub parts: Vec<(Dims, Arc<Buffer>)>,
-}
-
 /// What to take a snapshot of.
 #[derive(Default)]
-pub struct Request {
+pub struct Request<'a> {
     /// The caller's number for the moment.
     pub step: i64,
     /// The caller's name for it.
     pub label: String,
     /// What the caller wants to find with it.
     pub metadata: Vec<u8>,
-    /// The arrays.
-    pub arrays: Vec<Source>,
+    /// How the buffers make up arrays: see [`Contents::of`].
+    pub layout: &'a [i64],
+    /// One buffer for each distinct part of an array.
+    pub buffers: Vec<&'a Arc<Buffer>>,
 }
 
 impl Store {
@@ -56,6 +54,8 @@ impl Store {
             committing: Mutex::default(),
             ring: Mutex::default(),
             arena: OnceLock::new(),
+            contents: Mutex::default(),
+            claim: Mutex::default(),
             expected: Mutex::default(),
         })
     }
@@ -75,41 +75,57 @@ impl Store {
     /// # Errors
     /// RESOURCE_EXHAUSTED where the arena has no room; INVALID_ARGUMENT for deleted buffers and parts that make up no
     /// array. The store's snapshots stay.
-    pub fn take(self: &Arc<Self>, request: Request) -> Result<Arc<Snapshot>, Status> {
-        let Request { step, label, metadata, arrays: sources } = request;
-        let (mut arrays, mut shards, mut buffers) = (Vec::with_capacity(sources.len()), Vec::new(), Vec::new());
-        for source in sources {
-            arrays.push(describe(&source, arrays.len(), &mut shards)?);
-            buffers.extend(source.parts.into_iter().map(|(_, buffer)| buffer));
-        }
+    pub fn take(self: &Arc<Self>, request: Request<'_>) -> Result<Arc<Snapshot>, Status> {
+        let Request { step, label, metadata, layout, buffers } = request;
+        buffers.iter().try_for_each(|buffer| buffer.check_held())?;
+        let contents = self.contents(layout, &buffers)?;
         // What is lost already needs no memory. Other errors come to light when the values do.
-        let is_copied = |buffer: &Arc<Buffer>| buffer.holder.session().is_some_and(|session| session.lost().is_none());
-        let copied: Vec<bool> = buffers.iter().map(is_copied).collect();
+        let is_copied = |buffer: &Buffer| buffer.holder.session().is_some_and(|session| session.lost().is_none());
+        let copied: Vec<bool> = buffers.iter().map(|buffer| is_copied(buffer)).collect();
         let sizes: Vec<u64> =
-            shards.iter().zip(&copied).filter(|(_, copied)| **copied).map(|(shard, _)| shard.bytes).collect();
+            contents.shards.iter().zip(&copied).filter(|(_, copied)| **copied).map(|(shard, _)| shard.bytes).collect();
         let mut room = Vec::new();
         if let Some(buffer) = buffers.first() {
             self.suspend_expectation();
+            self.claim(buffer.client.arena(), sizes.iter().sum());
             room = room::make(&buffer.client, &sizes)?;
             let _ = self.arena.set(buffer.client.arena().clone());
         }
         let copied_bytes = sizes.iter().sum();
-        let snapshot = Snapshot::new(self, Description { step, label, metadata, arrays, shards, copied: copied_bytes });
+        let snapshot = Snapshot::new(self, Description { step, label, metadata, contents, copied: copied_bytes });
         if buffers.is_empty() {
             snapshot.complete();
         }
         let (mut room, mut items, mut others) = (room.into_iter(), Vec::with_capacity(sizes.len()), Vec::new());
         for (shard, (buffer, copied)) in buffers.into_iter().zip(copied).enumerate() {
-            let block = if copied { room.next() } else { None };
-            match (block, buffer.hold()) {
-                (Some(block), Some(held)) => items.push(Item { shard, held, block }),
-                (block, _) => others.push((shard, buffer, block)),
+            let stored = if copied { room.next() } else { None };
+            match (stored, buffer.hold()) {
+                (Some(stored), Some(held)) => items.push(Item { shard, held, stored }),
+                (stored, _) => others.push((shard, buffer.clone(), stored.map(|stored| stored.block()))),
             }
         }
         let receiver: Arc<dyn Receiver> = snapshot.clone();
         fetch(others, &receiver);
         local::begin(&snapshot, items);
         Ok(snapshot)
+    }
+
+    /// What the buffers make up: the last snapshot's contents, as a rule.
+    fn contents(&self, layout: &[i64], buffers: &[&Arc<Buffer>]) -> Result<Arc<Contents>, Status> {
+        let mut last = lock(&self.contents);
+        if !last.is_of(layout, buffers) {
+            *last = Arc::new(Contents::of(layout, buffers)?);
+        }
+        Ok(last.clone())
+    }
+
+    /// From now on others leave room for as many snapshots of so many bytes as there may be at a time.
+    fn claim(&self, arena: &Arc<Arena>, bytes: u64) {
+        let most = bytes.saturating_mul(self.size as u64 + 1);
+        let mut claim = lock(&self.claim);
+        if claim.as_ref().is_none_or(|claim| claim.bytes() < most) {
+            *claim = Some(arena.claim(most));
+        }
     }
 
     /// Nothing more is committed ahead while a snapshot is taken: that is what it was for.
@@ -191,30 +207,4 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.ring().drain(..).for_each(|snapshot| snapshot.release());
     }
-}
-
-/// What is stored of an array: its shards are added to `shards`.
-fn describe(source: &Source, index: usize, shards: &mut Vec<Shard>) -> Result<ArrayInfo, Status> {
-    let first = shards.len();
-    let mut element_type = None;
-    let mut covered = 0_u64;
-    for (start, buffer) in &source.parts {
-        buffer.check_held()?;
-        let region = Region::within(&source.dims, start, &buffer.shape.dims)?;
-        if *element_type.get_or_insert(buffer.shape.element_type) != buffer.shape.element_type {
-            return Err(Status::invalid(format!("the parts of array {index} have different element types")));
-        }
-        covered = covered.saturating_add(region.count());
-        shards.push(Shard { array: index, region, bytes: buffer.shape.host_bytes()? });
-    }
-    let element_type =
-        element_type.ok_or_else(|| Status::invalid(format!("array {index} has no buffers to take a snapshot of")))?;
-    let whole = crate::abi::element::count(&source.dims)?;
-    if covered != whole {
-        return Err(Status::invalid(format!(
-            "the parts of array {index} have {covered} elements; an array of {:?} has {whole}",
-            source.dims
-        )));
-    }
-    Ok(ArrayInfo { element_type, dims: source.dims.clone(), shards: first..shards.len() })
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::contents::{ArrayInfo, Contents, Shard};
 use super::region::Region;
-use super::snapshot::{ArrayInfo, Description, Phase, Shard, Snapshot};
+use super::snapshot::{Description, Phase, Snapshot};
 use super::store::Store;
 use crate::abi::{Status, sys};
 use crate::wire::arena::{Arena, ArenaOptions, Block};
@@ -36,14 +37,8 @@ fn description(step: i64, arrays: usize) -> Description {
         dims: [16].as_slice().into(),
         shards: index..index + 1,
     };
-    Description {
-        step,
-        label: String::new(),
-        metadata: Vec::new(),
-        arrays: (0..arrays).map(info).collect(),
-        shards: (0..arrays).map(shard).collect(),
-        copied: 0,
-    }
+    let contents = Contents::new((0..arrays).map(info).collect(), (0..arrays).map(shard).collect());
+    Description { step, contents: Arc::new(contents), ..Description::default() }
 }
 
 #[derive(Clone, Debug)]
@@ -87,7 +82,7 @@ proptest! {
                 }
                 Step::Arrive(index) => {
                     let mut waiting: Vec<_> =
-                        all.iter_mut().filter(|(snapshot, next)| *next < snapshot.shards.len()).collect();
+                        all.iter_mut().filter(|(snapshot, next)| *next < snapshot.contents.shards.len()).collect();
                     if waiting.is_empty() {
                         continue;
                     }
@@ -97,14 +92,14 @@ proptest! {
                     snapshot.add_done(16);
                     snapshot.take_in(*next, Ok(block(&arena, 16, 7)));
                     *next += 1;
-                    if was_copying && *next == snapshot.shards.len() {
+                    if was_copying && *next == snapshot.contents.shards.len() {
                         prop_assert_ne!(snapshot.wait(PATIENCE), Phase::Copying);
                         expected.push(snapshot.step);
                     }
                 }
                 Step::Lose(index) if !all.is_empty() => {
                     let (snapshot, next) = &all[index.index(all.len())];
-                    if *next < snapshot.shards.len() {
+                    if *next < snapshot.contents.shards.len() {
                         snapshot.take_in(*next, Err(Status::failed_precondition("lost")));
                     }
                 }
@@ -125,7 +120,7 @@ proptest! {
             for snapshot in store.list() {
                 prop_assert_eq!(snapshot.phase(), Phase::Whole);
                 prop_assert_eq!(snapshot.progress().done, snapshot.progress().total);
-                prop_assert_eq!(snapshot.verify().is_ok(), checksums || snapshot.shards.is_empty());
+                prop_assert_eq!(snapshot.verify().is_ok(), checksums || snapshot.contents.shards.is_empty());
             }
         }
         for (snapshot, _) in &all {

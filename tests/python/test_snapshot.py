@@ -127,6 +127,50 @@ def test_everything_comes_back_where_it_was() -> None:
         snapshot.restore(taken)
 
 
+@jax_process(slices=2, env=RESTLESS)
+def test_again_and_again_without_making_arrays_of_shards() -> None:
+    """From the third snapshot of a tree on its buffers are found by a program that is not run, also after a loss."""
+    import jax
+
+    from mainstay import snapshot
+    from mainstay.snapshot import _capture
+    from probe import incarnation_of, kill, wait_for, wait_replaced
+
+    store = snapshot.Store()
+
+    def check(tree: Any) -> None:
+        taken = store.take(tree)
+        assert taken.wait(60)
+        _same(snapshot.restore(taken), tree)
+
+    tree = _odd_tree()
+    check(tree)
+    assert not _capture._Program._all
+    check(tree)
+    programs = list(_capture._Program._all.values())
+    # On the first slice, and on both.
+    assert len(programs) == 2
+    wait_for(lambda: all(program.executable is not None for program in programs), "the programs")
+
+    def refuse(arrays: Any) -> Any:
+        raise AssertionError("arrays are made of shards")
+
+    usual, _capture._shards_of = _capture._shards_of, refuse
+    for _ in range(3):
+        check(tree)
+    old = incarnation_of(1)
+    kill(1)
+    wait_replaced(1, old)
+    check(_odd_tree())
+    _capture._shards_of = usual
+    tree = _odd_tree()
+    tree["both"][1].delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        store.take(tree)
+    # Programs that do the same by chance are run, and nothing is left behind.
+    assert float(jax.jit(lambda x: x + 1)(tree["scalar"])) == 3.5
+
+
 @jax_process(slices=2)
 def test_restored_onto_other_meshes() -> None:
     """Any sharding from any sharding: pieces of several stored shards, and replicas."""
@@ -430,6 +474,26 @@ def test_needs_a_copy_for_each_kept_one_and_for_the_one_that_is_taken() -> None:
         assert bool((array == 11).all())
 
 
+@jax_process(slices=1, env={"MAINSTAY_HOST_MEMORY": "104MiB"})
+def test_what_is_restored_leaves_room_for_snapshots() -> None:
+    """Restored arrays that are kept are no reason for a later snapshot to find no room."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from mainstay import snapshot
+
+    make = jax.jit(lambda n: [jnp.full(2 << 20, n), jnp.full(5 << 20, n), jnp.full(1 << 20, n)])
+    store = snapshot.Store(2)
+    kept = []
+    for number in range(8):
+        assert store.take(make(jnp.float32(number)), step=number).wait(60)
+        kept.append(jax.block_until_ready(snapshot.restore(_latest(store))))
+    for number, arrays in enumerate(kept):
+        for array in arrays:
+            np.testing.assert_array_equal(np.asarray(array[::4096]), np.float32(number))
+
+
 @jax_process(slices=1, env={"MAINSTAY_HOST_MEMORY": "96MiB"})
 def test_without_room_the_last_snapshot_stays() -> None:
     """RESOURCE_EXHAUSTED names what is asked for, used and allowed; nothing else is lost."""
@@ -452,7 +516,9 @@ def test_without_room_the_last_snapshot_stays() -> None:
 @jax_process(slices=2)
 def test_rings_and_mistakes() -> None:
     """The oldest make room; what can't be taken says why; deleted arrays and other backends' are refused."""
+    import jax
     import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
 
     from mainstay import snapshot
 
@@ -475,6 +541,11 @@ def test_rings_and_mistakes() -> None:
     gone.delete()
     with pytest.raises(RuntimeError, match="deleted"):
         store.take([jnp.ones(3), gone])
+    _, _, both = _meshes()
+    spread = jax.device_put(jnp.ones(4), NamedSharding(both, PartitionSpec("x")))
+    spread.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        store.take([jnp.ones(3), spread])
     with pytest.raises(ValueError, match="at least 1"):
         snapshot.Store(0)
     unchecked = snapshot.Store(1, checksum=False)

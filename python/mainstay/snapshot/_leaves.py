@@ -2,6 +2,7 @@
 
 import copy
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -62,28 +63,30 @@ class Kept:
 class Parts:
     """The distinct shards of arrays of one shape and sharding."""
 
-    __slots__ = ("layout", "places", "single")
+    __slots__ = ("devices", "layout", "places")
 
     def __init__(self, array: Array) -> None:
         """Finds out for an array; the same for all of its kind."""
-        self.single = len(array.sharding.device_set) == 1
+        if not array.is_fully_addressable:
+            raise ValueError(f"an array with sharding {array.sharding} is not all in this process")
+        indices = array.sharding.addressable_devices_indices_map(array.shape)
+        # In the order of its shards.
+        self.devices = tuple(indices)
+        # Where each distinct shard begins, and which of all shards it is.
         starts: dict[tuple[int, ...], int] = {}
-        if self.single:
-            starts[(0,) * array.ndim] = 0
-        else:
-            if not array.is_fully_addressable:
-                raise ValueError(f"an array with sharding {array.sharding} is not all in this process")
-            for place, shard in enumerate(array.addressable_shards):
-                starts.setdefault(start_of(shard.index), place)
+        for place, index in enumerate(indices.values()):
+            starts.setdefault(start_of(index or ()), place)
         self.places = tuple(starts.values())
         numbers = [array.ndim, *array.shape, len(starts), *(first for start in starts for first in start)]
         self.layout = struct.pack(f"<{len(numbers)}q", *numbers)
 
 
-# What reads the properties below. The functions behind them are called directly, which halves the time.
-_READERS = [
-    getattr(getattr(ArrayImpl, name), "fget", None) or attrgetter(name) for name in ("aval", "_sharding", "_committed")
-]
+def reader(name: str) -> Callable[[Any], Any]:
+    """What reads a property of an array. The function behind it is called directly, which halves the time."""
+    return getattr(getattr(ArrayImpl, name), "fget", None) or attrgetter(name)
+
+
+_READERS = [reader(name) for name in ("aval", "_sharding", "_committed")]
 
 
 class Kinds(NamedTuple):
@@ -97,21 +100,6 @@ class Kinds(NamedTuple):
     def of(cls, arrays: list[Any]) -> "Kinds":
         """The kinds of these arrays."""
         return cls(*(list(map(read, arrays)) for read in _READERS))
-
-
-class Plan:
-    """What is kept of arrays besides their values, and the parts that they are made of."""
-
-    __slots__ = ("count", "kinds", "layout", "leaves", "parts", "single")
-
-    def __init__(self, kinds: Kinds, parts: list[Parts]) -> None:
-        """For arrays of these kinds, each with its parts."""
-        self.kinds = kinds
-        self.parts = parts
-        self.leaves = [Leaf(number, *kind) for number, kind in enumerate(zip(*kinds, strict=True))]
-        self.layout = b"".join([one.layout for one in parts])
-        self.single = all(one.single for one in parts)
-        self.count = sum(len(one.places) for one in parts)
 
 
 def split(leaves: list[Any]) -> tuple[list[Any], "list[Keys | Kept | None] | None"]:

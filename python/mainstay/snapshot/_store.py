@@ -1,13 +1,13 @@
 """Stores and snapshots."""
 
 import threading
-from collections import deque
 from typing import Any
 
 import jax
 
+from mainstay.snapshot._capture import Finder
 from mainstay.snapshot._engine import COPYING, DROPPED, FAILED, WHOLE, Progress, engine
-from mainstay.snapshot._leaves import ArrayImpl, Kept, Kinds, Leaf, Parts, Plan, joined, split
+from mainstay.snapshot._leaves import Kept, Kinds, Leaf, Parts, joined, split
 
 # So long a wait in the library is at most, so that Ctrl-C is heeded.
 _SLICE_OF_WAITING = 100_000_000
@@ -114,6 +114,19 @@ def _described(leaf: Leaf | Kept) -> Any:
     return jax.ShapeDtypeStruct(leaf.aval.shape, leaf.aval.dtype, sharding=leaf.sharding)
 
 
+class _Plan:
+    """What is kept of arrays besides their values, and what finds the parts that they are made of."""
+
+    __slots__ = ("finder", "kinds", "layout", "leaves")
+
+    def __init__(self, kinds: Kinds, parts: list[Parts]) -> None:
+        """For arrays of these kinds, each with its parts."""
+        self.kinds = kinds
+        self.leaves = [Leaf(number, *kind) for number, kind in enumerate(zip(*kinds, strict=True))]
+        self.layout = b"".join([one.layout for one in parts])
+        self.finder = Finder(parts)
+
+
 class Store:
     """Keeps the newest whole snapshots. Safe from any thread."""
 
@@ -131,7 +144,7 @@ class Store:
         self._lock = threading.Lock()
         self._taken: list[Snapshot] = []
         self._parts: dict[Any, Parts] = {}
-        self._plan: Plan | None = None
+        self._plan: _Plan | None = None
 
     def __del__(self) -> None:
         """Drops its snapshots."""
@@ -151,7 +164,7 @@ class Store:
         leaves, structure = jax.tree.flatten(tree)
         arrays, others = split(leaves)
         plan = self._plan_of(arrays)
-        captured = self._capture(arrays, plan)
+        buffers, count, _kept = plan.finder.find(self._engine, arrays)
         name = label.encode()
         handle = self._engine.call(
             "Mainstay_Snapshot_Take",
@@ -159,8 +172,8 @@ class Store:
             step=step,
             label=name,
             label_size=len(name),
-            buffers=captured.buffers,
-            num_buffers=captured.num_buffers,
+            buffers=buffers,
+            num_buffers=count,
             layout=plan.layout,
             layout_size=len(plan.layout) // 8,
         ).snapshot
@@ -172,7 +185,7 @@ class Store:
             self._taken.append(snapshot)
         return snapshot
 
-    def _plan_of(self, arrays: "list[Any]") -> Plan:
+    def _plan_of(self, arrays: "list[Any]") -> _Plan:
         """What the arrays are and what parts they are made of: the last take's, as a rule.
 
         A tree has thousands of arrays, and training waits: nothing here runs Python's own code for each of them, unless
@@ -181,7 +194,7 @@ class Store:
         kinds = Kinds.of(arrays)
         plan = self._plan
         if plan is None or plan.kinds != kinds:
-            plan = self._plan = Plan(kinds, [self._parts_of(array) for array in arrays])
+            plan = self._plan = _Plan(kinds, [self._parts_of(array) for array in arrays])
         return plan
 
     def _parts_of(self, array: jax.Array) -> Parts:
@@ -192,29 +205,6 @@ class Store:
                 self._parts.clear()
             parts = self._parts[key] = Parts(array)
         return parts
-
-    def _capture(self, arrays: "list[Any]", plan: Plan) -> Any:
-        """The buffers of the arrays' parts."""
-        self._engine.call("Mainstay_Capture_Begin")
-        try:
-            if plan.single:
-                # The fastest loop that Python has.
-                deque(map(ArrayImpl.unsafe_buffer_pointer, arrays), maxlen=0)
-            else:
-                for array, parts in zip(arrays, plan.parts, strict=True):
-                    if parts.single:
-                        array.unsafe_buffer_pointer()
-                        continue
-                    shards = array._arrays
-                    for place in parts.places:
-                        shards[place].unsafe_buffer_pointer()
-        finally:
-            captured = self._engine.call("Mainstay_Capture_End")
-        if captured.num_buffers != plan.count:
-            raise ValueError(
-                "the tree has arrays that are not on Mainstay's devices; put them there, or leave them out"
-            )
-        return captured
 
     def list(self) -> tuple[Snapshot, ...]:
         """The whole snapshots, oldest first."""

@@ -114,6 +114,10 @@ struct State {
     in_work: u64,
     /// Bytes that somebody will ask for, and that are to be ready.
     expected: u64,
+    /// Bytes that stores may come to hold, whether or not they do.
+    claimed: u64,
+    /// Bytes of blocks that were [allocated for devices](Arena::allocate_for_device).
+    on_devices: u64,
     /// Bytes beyond the usual slack that are not given back, for whoever asks for as much again and again.
     lenience: u64,
     /// Committed since [`Arena::take_newly_committed`].
@@ -161,6 +165,8 @@ impl Arena {
             blocks: 0,
             in_work: 0,
             expected: 0,
+            claimed: 0,
+            on_devices: 0,
             lenience: 0,
             announce: Vec::new(),
             untouched: Vec::new(),
@@ -193,7 +199,7 @@ impl Arena {
     pub fn allocate(self: &Arc<Self>, len: u64) -> Result<Block, Status> {
         let extent = if len == 0 { Extent { offset: 0, len: 0 } } else { self.shared.allocate(len, 1)? };
         let start = self.shared.mapping.at(extent.offset, extent.len).ok_or_else(|| self.shared.too_little(len))?;
-        Ok(Block { owner: Owner::Arena(self.clone()), offset: extent.offset, len, start })
+        Ok(Block { owner: Owner::Arena(self.clone()), offset: extent.offset, len, start, is_for_device: false })
     }
 
     /// Allocates blocks of so many bytes each, one behind the other, so that what is allocated and freed together leaves no
@@ -212,10 +218,37 @@ impl Arena {
         let mut blocks = Vec::with_capacity(lens.len());
         for &len in lens {
             let start = self.shared.mapping.at(offset, len).ok_or_else(|| self.shared.too_little(len))?;
-            blocks.push(Block { owner: Owner::Arena(self.clone()), offset, len, start });
+            blocks.push(Block { owner: Owner::Arena(self.clone()), offset, len, start, is_for_device: false });
             offset += reserved(len);
         }
         Ok(blocks)
+    }
+
+    /// Allocates `len` bytes that are to become a device's memory and may stay that for long; `None` where that would leave
+    /// others short: what is [claimed](Arena::claim), and a fourth of the budget.
+    pub fn allocate_for_device(self: &Arc<Self>, len: u64) -> Option<Block> {
+        let capacity = self.shared.options.capacity;
+        {
+            let mut state = self.shared.lock();
+            let then = state.used(capacity).max(state.on_devices.saturating_add(state.claimed)).saturating_add(len);
+            if then > capacity - capacity / 4 {
+                return None;
+            }
+            state.on_devices += len;
+        }
+        let Ok(mut block) = self.allocate(len) else {
+            self.shared.lock().on_devices -= len;
+            return None;
+        };
+        block.is_for_device = true;
+        Some(block)
+    }
+
+    /// Says that so many bytes may come to be held at a time, by whoever has the result.
+    pub fn claim(self: &Arc<Self>, bytes: u64) -> Claim {
+        let bytes = bytes.min(self.shared.options.capacity);
+        self.shared.lock().claimed += bytes;
+        Claim { arena: self.clone(), bytes }
     }
 
     /// Keeps so many bytes ready for use, committed and touched, for as long as the result lives and the budget has them:
@@ -379,10 +412,11 @@ impl Shared {
         }
     }
 
-    fn free(&self, offset: u64, len: u64) {
+    fn free(&self, block: &Block) {
         self.change(|state| {
-            state.space.give(offset, reserved(len));
+            state.space.give(block.offset, reserved(block.len));
             state.blocks -= 1;
+            state.on_devices -= if block.is_for_device { block.len } else { 0 };
         });
     }
 
@@ -443,6 +477,26 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// Memory that somebody may come to hold; see [`Arena::claim`].
+#[derive(Debug)]
+pub struct Claim {
+    arena: Arc<Arena>,
+    bytes: u64,
+}
+
+impl Claim {
+    /// How much it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.arena.shared.lock().claimed -= self.bytes;
+    }
+}
+
 /// Memory that is to be kept ready; see [`Arena::expect`].
 #[derive(Debug)]
 pub struct Expectation {
@@ -487,6 +541,7 @@ pub struct Block {
     offset: u64,
     len: u64,
     start: NonNull<u8>,
+    is_for_device: bool,
 }
 
 // SAFETY: `start` points into the mapping, which the `Arc` keeps; it isn't tied to a thread.
@@ -507,7 +562,13 @@ impl Block {
         }
         // SAFETY: within the block, or one past its end.
         let start = unsafe { whole.start.add(offset as usize) };
-        Some(Self { owner: Owner::Whole(whole.clone()), offset: whole.offset + offset, len, start })
+        Some(Self {
+            owner: Owner::Whole(whole.clone()),
+            offset: whole.offset + offset,
+            len,
+            start,
+            is_for_device: false,
+        })
     }
 
     /// Bytes, as asked for.
@@ -549,7 +610,7 @@ impl Drop for Block {
         if let Owner::Arena(arena) = &self.owner
             && self.len > 0
         {
-            arena.shared.free(self.offset, self.len);
+            arena.shared.free(self);
         }
     }
 }

@@ -228,3 +228,27 @@ fn a_row_is_one_stretch_of_blocks_that_are_freed_one_by_one() {
     assert_eq!((stats.blocks, stats.used, stats.largest_free), (0, 0, 2 * MIB));
     assert!(arena.allocate_row(&[]).unwrap().is_empty());
 }
+
+#[test]
+fn devices_get_what_nobody_will_miss() {
+    let arena = Arena::new(options(64 * PAGE)).unwrap();
+    // A fourth of the budget stays free.
+    let first = arena.allocate_for_device(30 * PAGE).unwrap();
+    assert!(arena.allocate_for_device(19 * PAGE).is_none());
+    // What others may come to hold counts, whether they hold it or not.
+    let claim = arena.claim(10 * PAGE);
+    assert_eq!(claim.bytes(), 10 * PAGE);
+    assert!(arena.allocate_for_device(9 * PAGE).is_none());
+    let second = arena.allocate_for_device(8 * PAGE).unwrap();
+    drop((first, claim));
+    let third = arena.allocate_for_device(40 * PAGE).unwrap();
+    drop((second, third));
+    // Room that is in use by others counts too, and absurd claims harm nobody.
+    let used = arena.allocate(40 * PAGE).unwrap();
+    assert!(arena.allocate_for_device(9 * PAGE).is_none());
+    drop(used);
+    let everything = (arena.claim(u64::MAX), arena.claim(u64::MAX));
+    assert!(arena.allocate_for_device(1).is_none());
+    drop(everything);
+    assert!(arena.allocate_for_device(48 * PAGE).is_some());
+}

@@ -262,11 +262,10 @@ class Methods:
         return seconds
 
     def orbax_load(self) -> float:
-        """What that brings back to the devices; it keeps the snapshot as it was."""
-        snapshotter = self._snapshotter()
-        if not snapshotter.latest:
-            self.orbax_snapshot()
-        return _timed(lambda: snapshotter.load(self.tree, reset_snapshot_state=False))
+        """What that brings back to the devices, without making the next snapshot of it."""
+        # It uses the snapshot up.
+        self.orbax_snapshot()
+        return _timed(lambda: self._snapshotter().load(self.tree, reset_snapshot_state=False))
 
 
 def stall(period: int, steps: int = 40) -> float:

@@ -174,7 +174,7 @@ impl Client {
         if self.is_host(place.memory) || !self.is_there_at_once(shape) {
             return None;
         }
-        let bytes = shape.host_bytes().ok().filter(|bytes| *bytes > INLINE_BYTES)?;
+        let bytes = shape.host_bytes().ok()?;
         let block = self.arena().allocate_for_device(bytes)?;
         self.announce();
         Some(block)

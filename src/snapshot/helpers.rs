@@ -38,10 +38,19 @@ fn start() -> Option<Mutex<Sender<Job>>> {
 }
 
 fn work(jobs: &Mutex<Receiver<Job>>) {
+    yield_to_others();
     loop {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = job else { return };
         // A panic is a bug that its thread has reported already; the thread is still good for other jobs.
         let _ = catch_unwind(AssertUnwindSafe(job));
     }
+}
+
+/// Lets the thread that wakes this one go on: it is about to return to training. The kernel gives a thread of this kind the
+/// processor when it is free or when its turn comes, and never because it was just woken.
+fn yield_to_others() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: zero is the calling thread; the parameters live during the call. A refusal leaves things as they were.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &parameters) };
 }

@@ -74,7 +74,7 @@ impl Copying {
     /// Copies the values, which are there, together with other helpers.
     fn lead(self: &Arc<Self>, snapshot: &Arc<Snapshot>) {
         let group = self.group(snapshot);
-        for _ in 1..group.left().min(helpers::count()) {
+        for _ in 1..group.worth().min(helpers::count()) {
             let (copying, snapshot) = (self.clone(), snapshot.clone());
             helpers::run(move || copying.group(&snapshot).work(&snapshot, None));
         }
@@ -171,9 +171,10 @@ impl Group {
         Self { sources, chunks, checksums, left, pieces, next: AtomicUsize::new(0) }
     }
 
-    /// How many pieces nobody has taken on yet.
-    fn left(&self) -> usize {
-        self.pieces.len().saturating_sub(self.next.load(Ordering::Relaxed))
+    /// How many helpers it is worth waking.
+    fn worth(&self) -> usize {
+        let bytes: u64 = self.sources.iter().map(|source| source.stored.len()).sum();
+        (bytes / PIECE) as usize
     }
 
     /// Copies pieces until there are none left, nobody wants them any more, or it is late.

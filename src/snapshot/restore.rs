@@ -17,8 +17,8 @@ use crate::wire::arena::Block;
 /// A job puts together about so many bytes, or fewer where that would leave other helpers without.
 const SLAB: u64 = 4 << 20;
 const SMALLEST_SLAB: u64 = 256 << 10;
-/// So many bytes are sooner copied than given to a helper.
-const AT_ONCE: usize = 256 << 10;
+/// Values of fewer bytes are left to the worker: waking helpers would take longer.
+const LARGE: u64 = 4 << 20;
 
 /// A new buffer at `place` with the part of an array that begins at `start` and has the shape's dimensions. Returns at
 /// once; the value comes when it is put together. The snapshot may be dropped meanwhile.
@@ -74,8 +74,10 @@ fn supply_whole(
     wanted: Region,
     stored: &Stored,
 ) -> Result<Arc<Buffer>, Status> {
-    // Helpers copy it to where it stays, sooner than the worker would.
-    if let Some(block) = client.allocate_for_device(place, &shape) {
+    // Helpers copy much to where it stays sooner than the worker would.
+    if stored.len() >= LARGE
+        && let Some(block) = client.allocate_for_device(place, &shape)
+    {
         let piece = Piece { part: wanted.clone(), region: wanted.clone(), stored: stored.clone() };
         return Assembly::begin(client, place, shape, wanted, vec![piece], block);
     }
@@ -130,13 +132,9 @@ impl Assembly {
             filled: AtomicUsize::new(0),
             promise,
         });
-        if assembly.block.len() <= AT_ONCE {
-            assembly.work();
-        } else {
-            for _ in 0..jobs {
-                let assembly = assembly.clone();
-                helpers::run(move || assembly.work());
-            }
+        for _ in 0..jobs {
+            let assembly = assembly.clone();
+            helpers::run(move || assembly.work());
         }
         Ok(buffer)
     }

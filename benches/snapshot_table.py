@@ -69,35 +69,44 @@ def available() -> int:
     return int(fields["MemAvailable"].split()[0]) << 10
 
 
+Seconds = dict[tuple[str, str], float]
+
+
 def measure(
     servers: dict[str, Measuring], methods: dict[str, list[str]], subject: str, rounds: int
-) -> tuple[int, dict[tuple[str, str], float]]:
-    """The bytes of a subject, and the median seconds of each of the servers' methods."""
-    seconds: dict[tuple[str, str], list[float]] = {}
-
-    def ask(name: str, method: str) -> None:
-        taken = servers[name].ask("measure", method)
-        if taken is not None:
-            seconds.setdefault((name, method), []).append(taken)
-
-    if size_of(subject) < GIB:
-        for server in servers.values():
-            size = server.ask("hold", subject)
-        for _ in range(rounds):
-            for name in servers:
-                for method in methods[name]:
-                    ask(name, method)
-        for server in servers.values():
-            server.ask("drop")
-    else:
+) -> tuple[int, Seconds]:
+    """The bytes of a subject, and the median seconds of each of the servers' methods, which are measured in turn."""
+    taken: dict[tuple[str, str], list[float | None]] = {}
+    for server in servers.values():
+        size = server.ask("hold", subject)
+    for _ in range(rounds):
         for name, server in servers.items():
-            size = server.ask("hold", subject)
             for method in methods[name]:
-                for _ in range(rounds):
-                    ask(name, method)
-                server.ask("forget")
-            server.ask("drop")
-    return size, {key: statistics.median(values) for key, values in seconds.items()}
+                taken.setdefault((name, method), []).append(server.ask("measure", method))
+    for server in servers.values():
+        server.ask("drop")
+    return size, medians(taken)
+
+
+def measure_alone(
+    environments: dict[str, dict[str, str]], methods: dict[str, list[str]], subject: str, rounds: int
+) -> tuple[int, Seconds]:
+    """The same for what is too large to be there several times: one process after the other, method by method."""
+    taken: dict[tuple[str, str], list[float | None]] = {}
+    for name, env in environments.items():
+        server = Measuring(SERVER, env)
+        size = server.ask("hold", subject)
+        for method in methods[name]:
+            taken[name, method] = [server.ask("measure", method) for _ in range(rounds)]
+            server.ask("forget")
+        server.close()
+    return size, medians(taken)
+
+
+def medians(taken: dict[tuple[str, str], list[float | None]]) -> Seconds:
+    """Of what was measured; a method that can't have a subject has no figure."""
+    times = {key: [one for one in all_of_it if one is not None] for key, all_of_it in taken.items()}
+    return {key: statistics.median(some) for key, some in times.items() if some}
 
 
 def size_name(size: int) -> str:
@@ -180,39 +189,36 @@ def run_one(
     largest: int,
 ) -> list[tuple[int, Any]]:
     """Measures and prints the two tables of one setup; the rows of one large array, by its bytes."""
-    servers = {name: Measuring(SERVER, env) for name, env in environments.items()}
-    methods = {name: sorted({method for table in tables for _, of, method in table if of == name}) for name in servers}
+    methods = {
+        name: sorted({method for table in tables for _, of, method in table if of == name}) for name in environments
+    }
     methods["ours"].append("call")
-    rows, sized = [], []
-    for subject in [*(str(size) for size in sizes if size <= largest), "small", "state"]:
-        if COPIES * size_of(subject) > available():
-            print(f"bench: no room to measure {size_name(size_of(subject))}", file=sys.stderr)
+    servers = {name: Measuring(SERVER, env) for name, env in environments.items()}
+    fitting = [size for size in sizes if size <= largest]
+    subjects = [*(str(size) for size in fitting if size < GIB), "small", "state"]
+    measured = {subject: measure(servers, methods, subject, rounds) for subject in subjects}
+    stall = stall_of(servers["ours"], 4 * rounds)
+    for server in servers.values():
+        server.close()
+    for large in (size for size in fitting if size >= GIB):
+        if COPIES * large > available():
+            print(f"bench: no room to measure {size_name(large)}", file=sys.stderr)
             continue
-        size, seconds = measure(servers, methods, subject, rounds if size_of(subject) < GIB else min(rounds, 3))
-        name = {"small": "1,000 arrays of 1 KiB", "state": f"training state, {size_name(size)}"}.get(subject)
-        rows.append((name or size_name(size), seconds))
-        if subject.isdigit():
-            sized.append((size, seconds))
+        measured[str(large)] = measure_alone(environments, methods, str(large), min(rounds, 3))
+    sized = [measured[str(size)] for size in fitting if str(size) in measured]
+    small, state = measured["small"], measured["state"]
+    named = [("1,000 arrays of 1 KiB", small[1]), (f"training state, {size_name(state[0])}", state[1])]
+    rows = [(size_name(size), seconds) for size, seconds in sized] + named
     print_table(f"To the host, {where}", tables[0], rows)
     print_table(f"To the device, {where}", tables[1], rows)
     print()
-    for name, seconds in rows[-2:]:
+    for name, seconds in named:
         print(f"- The call that begins a snapshot, {name}: {duration(seconds['ours', 'call'])}.")
-    print_stall(servers["ours"], rounds)
-    for server in servers.values():
-        server.close()
+    print(f"- {stall}", flush=True)
     return sized
 
 
-def size_of(subject: str) -> int:
-    """Bytes, as far as the name says."""
-    return int(subject) if subject.isdigit() else 0
-
-
-def print_stall(server: Measuring, rounds: int) -> None:
+def stall_of(server: Measuring, pairs: int) -> str:
     """What snapshots every 10 steps cost a training loop."""
-    server.ask("stall", 10)
-    pairs = [(server.ask("stall", 0), server.ask("stall", 10)) for _ in range(rounds + 2)]
-    ratio = statistics.median(with_them / without for without, with_them in pairs)
-    without = statistics.median(pair[0] for pair in pairs)
-    print(f"- A training step of {duration(without)}, with a snapshot every 10 steps: {ratio - 1:+.1%}.", flush=True)
+    without, with_them = server.ask("stall", pairs)
+    return f"A training step of {duration(without)}, with a snapshot every 10 steps: {with_them / without - 1:+.1%}."

@@ -2,7 +2,7 @@
 
 Reads requests, one JSON list a line, and answers each with a line of JSON: `["hold", subject]`, `["drop"]`,
 `["measure", method]` (seconds of one go with the subject that is held, or null where the method can't have it),
-`["forget"]` (what methods keep), `["stall", period]`. `snapshot_table.py` asks the processes in turn.
+`["forget"]` (what methods keep), `["stall", pairs]`. `snapshot_table.py` asks the processes in turn.
 
 A method holds what it needs between its goes and is warmed up by a first one that is not counted: memory is touched,
 programs are compiled.
@@ -11,6 +11,7 @@ programs are compiled.
 import contextlib
 import logging
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -268,29 +269,24 @@ class Methods:
         return _timed(lambda: self._snapshotter().load(self.tree, reset_snapshot_state=False))
 
 
-def stall(period: int, steps: int = 40) -> float:
-    """Seconds of a training step, with a snapshot every so many steps; 0: none."""
+def stall(pairs: int) -> tuple[float, float]:
+    """Seconds of a training step in ten without a snapshot, and in ten that begin with one: medians, taken in turn."""
     from mainstay.snapshot import Store
 
-    global _loop
-    if _loop is None:
-        step, state, batch = _training()
-        _loop = [Store(2), step, step(state, batch)[0], batch]
-    store, step, state, batch = _loop
-    begin = time.perf_counter()
-    for index in range(steps):
-        if period and index % period == 0:
-            store.take(state, step=index)
-        state, loss = step(state, batch)
-        if index % 4 == 3:
-            float(loss)
-    jax.block_until_ready(state)
-    seconds = time.perf_counter() - begin
-    _loop[2] = state
-    return seconds / steps
-
-
-_loop: list[Any] | None = None
+    step, state, batch = _training()
+    store = Store(2)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for number in range(2 * pairs + 4):
+        begin = time.perf_counter()
+        if number % 2:
+            store.take(state, step=number)
+        for _ in range(10):
+            state, _ = step(state, batch)
+        jax.block_until_ready(state)
+        # The first ones compile, and touch memory.
+        if number >= 4:
+            seconds[number % 2].append((time.perf_counter() - begin) / 10)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
 
 
 def main() -> None:

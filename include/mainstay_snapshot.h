@@ -23,7 +23,7 @@ extern "C" {
 #define MAINSTAY_EXTENSION_TYPE_SNAPSHOT 0x4d535301
 #define MAINSTAY_SNAPSHOT_EXTENSION_NAME "mainstay.snapshot"
 /// Grows with every addition at the end of the table or of a struct.
-#define MAINSTAY_SNAPSHOT_EXTENSION_VERSION 1
+#define MAINSTAY_SNAPSHOT_EXTENSION_VERSION 2
 
 /// Keeps the newest whole snapshots. Belongs to the caller.
 typedef struct Mainstay_SnapshotStore Mainstay_SnapshotStore;

@@ -13,7 +13,7 @@ from mainstay import _loaded
 
 COPYING, WHOLE, FAILED, DROPPED = range(4)
 
-_VERSION = 1
+_VERSION = 2
 _EXTENSION_TYPE = 0x4D535301
 _DATA_LOSS = 15
 

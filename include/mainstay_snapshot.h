@@ -22,7 +22,7 @@ extern "C" {
 /// "MSS" and a number.
 #define MAINSTAY_EXTENSION_TYPE_SNAPSHOT 0x4d535301
 #define MAINSTAY_SNAPSHOT_EXTENSION_NAME "mainstay.snapshot"
-/// Grows with every addition at the end of the table or of a struct.
+/// Grows with every addition at the end of the table or of a struct, and with every change of what a function does.
 #define MAINSTAY_SNAPSHOT_EXTENSION_VERSION 2
 
 /// Keeps the newest whole snapshots. Belongs to the caller.

@@ -58,7 +58,7 @@ class Finder:
                     # The fastest loop that Python has.
                     deque(map(ArrayImpl.unsafe_buffer_pointer, members), maxlen=0)
                 else:
-                    program.execute_sharded(members)
+                    _give(program, members)
         finally:
             captured = engine.call("Mainstay_Capture_End")
         if captured.num_buffers != self._total:
@@ -77,9 +77,7 @@ class Finder:
             return None, members
         # Who takes one snapshot only has no use for a program.
         program = None if is_first else _Program.on(devices)
-        if program is not None and not any(map(ArrayImpl.is_deleted, members)):
-            return program, members
-        return None, _shards_of(members)
+        return (None, _shards_of(members)) if program is None else (program, members)
 
 
 def _picker(numbers: list[int], count: int) -> Callable[[list[Any]], list[Any]]:
@@ -92,15 +90,28 @@ def _picker(numbers: list[int], count: int) -> Callable[[list[Any]], list[Any]]:
     return lambda things: list(pick(things))
 
 
+def _give(program: Any, arrays: list[Any]) -> None:
+    """Has JAX launch a program with these arrays."""
+    try:
+        program.execute_sharded(arrays)
+    except RuntimeError:
+        _refuse_deleted(arrays)
+        raise
+
+
 def _shards_of(arrays: list[Any]) -> list[Any]:
     """The shards of all arrays, one after the other, each an array of its own."""
     try:
         return list(chain.from_iterable(map(_read_shards, arrays)))
     except TypeError:
         # A deleted array has none.
-        for array in arrays:
-            array._check_if_deleted()
+        _refuse_deleted(arrays)
         raise
+
+
+def _refuse_deleted(arrays: list[Any]) -> None:
+    for array in arrays:
+        array._check_if_deleted()
 
 
 class _Program:

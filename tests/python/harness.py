@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 # Another build than the release one can be tested by naming its library.
@@ -138,7 +140,8 @@ def jax_process(
 
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
         test.body = body  # type: ignore[attr-defined]
-        return test
+        # Pytest's own limit would leave behind what `run` removes.
+        return pytest.mark.timeout(timeout + 180)(test)
 
     return decorate
 

@@ -313,7 +313,7 @@ def test_killed_at_random_moments_of_take_commit_and_restore() -> None:
     shardings = [NamedSharding(both, P(("x", "y"))), NamedSharding(first, P("x")), NamedSharding(second, P())]
 
     def values(step: int) -> list[np.ndarray]:
-        return [np.arange(step, step + 500_000, dtype=np.int32) for _ in shardings]
+        return [np.arange(step, step + 1_500_000, dtype=np.int32) for _ in shardings]
 
     def correct(tree: Any, step: int) -> None:
         for array, expected in zip(tree, values(step), strict=True):

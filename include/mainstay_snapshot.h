@@ -281,12 +281,14 @@ typedef PJRT_Error* Mainstay_Capture_Begin(Mainstay_Capture_Begin_Args* args);
 typedef struct Mainstay_Capture_End_Args {
   size_t struct_size;
   PJRT_Extension_Base* extension_start;
-  PJRT_Buffer* const* buffers;  // out: in the order of the calls; until the thread's next Begin
-  size_t num_buffers;           // out
+  PJRT_Buffer** buffers;  // room for `capacity` handles, which are written in the order of the calls
+  size_t capacity;
+  size_t num_buffers;  // out: how many were noted, also where there is no room for all
 } Mainstay_Capture_End_Args;
 PJRT_STRUCT_ENDS_AT(Mainstay_Capture_End_Args, num_buffers);
 
-/// Ends that, and gives what was noted.
+/// Ends that, and gives what was noted since the last Begin on this thread that has not ended: one may begin within another,
+/// in a signal's handler.
 typedef PJRT_Error* Mainstay_Capture_End(Mainstay_Capture_End_Args* args);
 
 typedef struct Mainstay_Supply_Begin_Args {

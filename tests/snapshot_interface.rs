@@ -88,7 +88,7 @@ fn rust_layout() -> BTreeMap<String, usize> {
             struct_size extension_start store client path path_size watch user snapshot names names_size
         }
         Mainstay_Capture_Begin_Args { struct_size extension_start }
-        Mainstay_Capture_End_Args { struct_size extension_start buffers num_buffers }
+        Mainstay_Capture_End_Args { struct_size extension_start buffers capacity num_buffers }
         Mainstay_Supply_Begin_Args { struct_size extension_start snapshot orders orders_size }
         Mainstay_Supply_End_Args { struct_size extension_start num_left }
         Mainstay_Snapshot_Extension {

@@ -1,7 +1,7 @@
 //! The snapshot extension (`include/mainstay_snapshot.h`), and the two modes of a thread in which a framework's calls
 //! lead to snapshots.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_void};
 use std::path::Path;
@@ -16,8 +16,7 @@ use crate::abi::{Status, sys};
 use crate::runtime::buffer::{Buffer, Place, Shape};
 use crate::runtime::client::Client;
 use crate::runtime::status::clients;
-use crate::snapshot::{Imported, Numbers, Phase, Request, Snapshot, Store, supply};
-use crate::wire::message::Dims;
+use crate::snapshot::{Imported, Numbers, Part, Phase, Request, Snapshot, Store, supply};
 
 struct StoreHandle(Arc<Store>);
 
@@ -45,10 +44,8 @@ impl Handle for SnapshotHandle {
 
 /// A buffer that a thread is to be supplied with.
 struct Order {
-    snapshot: Arc<Snapshot>,
-    array: usize,
+    part: Part,
     device: i64,
-    start: Dims,
 }
 
 /// The end of the name of programs that are not run while buffers are captured.
@@ -58,35 +55,31 @@ const PROGRAM: &[u8] = match CStr::from_bytes_with_nul(sys::MAINSTAY_CAPTURE_PRO
 };
 
 thread_local! {
-    static CAPTURING: Cell<bool> = const { Cell::new(false) };
-    static CAPTURED: RefCell<Vec<*mut sys::PJRT_Buffer>> = const { RefCell::new(Vec::new()) };
-    static ORDERS: RefCell<Option<VecDeque<Order>>> = const { RefCell::new(None) };
+    /// What is noted between a begin and its end, the innermost last: a signal's handler may begin within another.
+    static CAPTURES: RefCell<Vec<Vec<*mut sys::PJRT_Buffer>>> = const { RefCell::new(Vec::new()) };
+    /// What is still to be supplied, likewise.
+    static ORDERS: RefCell<Vec<VecDeque<Order>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Notes a buffer that this thread asks the address of, if it captures buffers; whether it does.
 pub fn capture(buffer: *mut sys::PJRT_Buffer) -> bool {
-    let capturing = CAPTURING.get();
-    if capturing {
-        CAPTURED.with_borrow_mut(|captured| captured.push(buffer));
-    }
-    capturing
+    CAPTURES.with_borrow_mut(|captures| captures.last_mut().map(|captured| captured.push(buffer))).is_some()
 }
 
 /// Notes the arguments of a launch, a row of them for each device, if this thread captures buffers and the program is for
 /// that; whether it does.
 pub fn capture_arguments(name: &str, rows: &[&[*mut sys::PJRT_Buffer]]) -> bool {
-    let capturing = CAPTURING.get() && name.as_bytes().ends_with(PROGRAM);
-    if capturing {
-        let count = rows.first().map_or(0, |row| row.len());
-        let by_argument = (0..count).flat_map(|argument| rows.iter().map(move |row| row[argument]));
-        CAPTURED.with_borrow_mut(|captured| captured.extend(by_argument));
+    if !name.as_bytes().ends_with(PROGRAM) {
+        return false;
     }
-    capturing
+    let count = rows.first().map_or(0, |row| row.len());
+    let by_argument = (0..count).flat_map(|argument| rows.iter().map(move |row| row[argument]));
+    CAPTURES.with_borrow_mut(|captures| captures.last_mut().map(|captured| captured.extend(by_argument))).is_some()
 }
 
 /// The buffer for this thread's next order, if it is being supplied.
 pub fn supplied(client: &Arc<Client>, place: Place, shape: &Shape) -> Option<Result<Arc<Buffer>, Status>> {
-    let order = ORDERS.with_borrow_mut(|orders| orders.as_mut().map(VecDeque::pop_front))?;
+    let order = ORDERS.with_borrow_mut(|orders| orders.last_mut().map(VecDeque::pop_front))?;
     let missing = || Status::invalid("more buffers are asked for than were ordered of the snapshot");
     Some(order.ok_or_else(missing).and_then(|order| order.fill(client, place, shape.clone())))
 }
@@ -100,7 +93,7 @@ impl Order {
                 self.device
             )));
         }
-        supply(client, place, shape, &self.snapshot, self.array, &self.start)
+        supply(client, place, shape, &self.part)
     }
 }
 
@@ -108,7 +101,7 @@ fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<VecDeque
     let mut orders = VecDeque::new();
     while !numbers.is_empty() {
         let (array, device) = (numbers.count()?, numbers.take(1)?[0]);
-        orders.push_back(Order { snapshot: snapshot.clone(), array, device, start: numbers.list()?.into() });
+        orders.push_back(Order { part: Part::of(snapshot, array, numbers.list()?)?, device });
     }
     Ok(orders)
 }
@@ -237,7 +230,7 @@ entries! {
             let place = client.place(args.device, args.memory)?;
             let (start, dims) = (list(args.start, args.num_dims), list(args.dims, args.num_dims));
             let shape = Shape::new(handle.snapshot.array(args.array)?.element_type, dims);
-            let buffer = supply(client.client(), place, shape, &handle.snapshot, args.array, start)?;
+            let buffer = supply(client.client(), place, shape, &Part::of(&handle.snapshot, args.array, start)?)?;
             args.buffer = BufferHandle::new(buffer, &client.places).into_raw();
         }
         Ok(())
@@ -276,14 +269,22 @@ entries! {
     }
 
     Mainstay_Capture_Begin(_args: Mainstay_Capture_Begin_Args) {
-        CAPTURED.with_borrow_mut(Vec::clear);
-        CAPTURING.set(true);
+        CAPTURES.with_borrow_mut(|captures| captures.push(Vec::new()));
         Ok(())
     }
 
     Mainstay_Capture_End(args: Mainstay_Capture_End_Args) {
-        CAPTURING.set(false);
-        (args.buffers, args.num_buffers) = CAPTURED.with_borrow(|captured| (captured.as_ptr(), captured.len()));
+        let captured = CAPTURES.with_borrow_mut(Vec::pop);
+        let captured = captured.ok_or_else(|| Status::failed_precondition("no capture was begun on this thread"))?;
+        args.num_buffers = captured.len();
+        if args.buffers.is_null() && args.capacity > 0 {
+            return Err(Status::invalid("a null pointer was given for the buffers"));
+        }
+        let fitting = captured.len().min(args.capacity);
+        if fitting > 0 {
+            // SAFETY: the caller's room for `capacity` handles.
+            unsafe { std::ptr::copy_nonoverlapping(captured.as_ptr(), args.buffers, fitting) };
+        }
         Ok(())
     }
 
@@ -292,12 +293,12 @@ entries! {
         let ordered = unsafe {
             orders(&SnapshotHandle::borrow(args.snapshot)?.snapshot, Numbers::new(list(args.orders, args.orders_size)))?
         };
-        ORDERS.set(Some(ordered));
+        ORDERS.with_borrow_mut(|orders| orders.push(ordered));
         Ok(())
     }
 
     Mainstay_Supply_End(args: Mainstay_Supply_End_Args) {
-        args.num_left = ORDERS.take().map_or(0, |orders| orders.len());
+        args.num_left = ORDERS.with_borrow_mut(Vec::pop).map_or(0, |orders| orders.len());
         Ok(())
     }
 }

@@ -26,6 +26,6 @@ mod tests;
 
 pub use contents::{ArrayInfo, Contents, Numbers, Shard};
 pub use file::{Imported, Watch};
-pub use restore::supply;
+pub use restore::{Part, supply};
 pub use snapshot::{Phase, Progress, Snapshot, Value};
 pub use store::{Request, Store};

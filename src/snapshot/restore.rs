@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::helpers;
 use super::region::{Region, copy};
 use super::room::Stored;
-use super::snapshot::Snapshot;
+use super::snapshot::{Snapshot, Value};
 use crate::abi::{Code, Status, element};
 use crate::runtime::buffer::{Buffer, Place, Shape};
 use crate::runtime::client::Client;
 use crate::runtime::transfer::{Lending, Promise};
 use crate::wire::arena::Block;
+use crate::wire::message::Dims;
 
 /// A job puts together about so many bytes, or fewer where that would leave other helpers without.
 const SLAB: u64 = 4 << 20;
@@ -20,20 +21,34 @@ const SMALLEST_SLAB: u64 = 256 << 10;
 /// Values of fewer bytes are left to the worker: waking helpers would take longer.
 const LARGE: u64 = 4 << 20;
 
-/// A new buffer at `place` with the part of an array that begins at `start` and has the shape's dimensions. Returns at
-/// once; the value comes when it is put together. The snapshot may be dropped meanwhile.
+/// Where a part of an array begins that is to be restored, and the values that the array is made of: they stay, though the
+/// snapshot is dropped meanwhile.
+pub struct Part {
+    snapshot: Arc<Snapshot>,
+    array: usize,
+    start: Dims,
+    values: Vec<Value>,
+}
+
+impl Part {
+    /// A part of an array of a snapshot.
+    ///
+    /// # Errors
+    /// A snapshot that is not whole, or has no such array.
+    pub fn of(snapshot: &Arc<Snapshot>, array: usize, start: &[i64]) -> Result<Self, Status> {
+        let values = snapshot.values(snapshot.array(array)?.shards.clone())?;
+        Ok(Self { snapshot: snapshot.clone(), array, start: start.into(), values })
+    }
+}
+
+/// A new buffer at `place` with the part of an array that has the shape's dimensions. Returns at once; the value comes when
+/// it is put together.
 ///
 /// # Errors
-/// A snapshot that is not whole, a part or type that the array does not have, an arena without room.
-pub fn supply(
-    client: &Arc<Client>,
-    place: Place,
-    shape: Shape,
-    snapshot: &Snapshot,
-    array: usize,
-    start: &[i64],
-) -> Result<Arc<Buffer>, Status> {
-    let info = snapshot.array(array)?;
+/// A part or type that the array does not have, an arena without room.
+pub fn supply(client: &Arc<Client>, place: Place, shape: Shape, part: &Part) -> Result<Arc<Buffer>, Status> {
+    let Part { snapshot, array, start, values } = part;
+    let info = snapshot.array(*array)?;
     if info.element_type != shape.element_type {
         return Err(Status::invalid(format!(
             "array {array} of {} has element type {}; a buffer of type {} was asked for",
@@ -43,8 +58,7 @@ pub fn supply(
         )));
     }
     let wanted = Region::within(&info.dims, start, &shape.dims)?;
-    let values = snapshot.values(info.shards.clone())?;
-    let stored = || snapshot.contents.shards[info.shards.clone()].iter().map(|shard| &shard.region).zip(&values);
+    let stored = || snapshot.contents.shards[info.shards.clone()].iter().map(|shard| &shard.region).zip(values);
     if let Some((_, value)) = stored().find(|(region, _)| **region == wanted) {
         return supply_whole(client, place, shape, wanted, &value.stored);
     }
@@ -62,8 +76,12 @@ pub fn supply(
             snapshot.name()
         )));
     }
-    let block = client.allocate(shape.host_bytes()?)?;
-    Assembly::begin(client, place, shape, wanted, pieces, block)
+    // Where the memory would be missed it is given back as soon as the worker has copied the value.
+    let (block, lending) = match client.allocate_for_device(place, &shape) {
+        Some(block) => (block, Lending::Mutable),
+        None => (client.allocate(shape.host_bytes()?)?, Lending::ReadOnly),
+    };
+    Assembly::begin(client, place, shape, wanted, pieces, (block, lending))
 }
 
 /// The same for a stored value that is what is wanted.
@@ -79,7 +97,7 @@ fn supply_whole(
         && let Some(block) = client.allocate_for_device(place, &shape)
     {
         let piece = Piece { part: wanted.clone(), region: wanted.clone(), stored: stored.clone() };
-        return Assembly::begin(client, place, shape, wanted, vec![piece], block);
+        return Assembly::begin(client, place, shape, wanted, vec![piece], (block, Lending::Mutable));
     }
     client.from_value(place, shape, stored.block())
 }
@@ -99,6 +117,7 @@ struct Assembly {
     element: usize,
     pieces: Vec<Piece>,
     block: Arc<Block>,
+    lending: Lending,
     slabs: Vec<Region>,
     next: AtomicUsize,
     filled: AtomicUsize,
@@ -112,12 +131,12 @@ impl Assembly {
         shape: Shape,
         wanted: Region,
         pieces: Vec<Piece>,
-        block: Block,
+        (block, lending): (Block, Lending),
     ) -> Result<Arc<Buffer>, Status> {
         let element = element::host_bytes(shape.element_type)?;
         let block = Arc::new(block);
-        let (buffer, promise) =
-            client.declare_in(place, &shape, &block).unwrap_or_else(|| client.declare(place, shape));
+        let there = if lending == Lending::Mutable { client.declare_in(place, &shape, &block) } else { None };
+        let (buffer, promise) = there.unwrap_or_else(|| client.declare(place, shape));
         let even = block.len() as u64 / (2 * helpers::count() as u64);
         let slabs = wanted.slabs(even.clamp(SMALLEST_SLAB, SLAB) / element.max(1) as u64);
         let jobs = slabs.len().min(helpers::count());
@@ -127,6 +146,7 @@ impl Assembly {
             element,
             pieces,
             block,
+            lending,
             slabs,
             next: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),
@@ -165,7 +185,7 @@ impl Assembly {
 impl Drop for Assembly {
     fn drop(&mut self) {
         if *self.filled.get_mut() == self.slabs.len() {
-            self.client.fulfil(&self.promise, self.block.clone(), Lending::Mutable);
+            self.client.fulfil(&self.promise, self.block.clone(), self.lending);
         } else {
             let bug = Status::new(Code::Unknown, "a bug in Mainstay: a copy was not finished");
             self.client.fail(&self.promise, bug);

@@ -121,7 +121,7 @@ impl Store {
 
     /// From now on others leave room for as many snapshots of so many bytes as there may be at a time.
     fn claim(&self, arena: &Arc<Arena>, bytes: u64) {
-        let most = bytes.saturating_mul(self.size as u64 + 1);
+        let most = bytes.saturating_mul((self.size as u64).saturating_add(1));
         let mut claim = lock(&self.claim);
         if claim.as_ref().is_none_or(|claim| claim.bytes() < most) {
             *claim = Some(arena.claim(most));

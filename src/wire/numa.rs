@@ -16,6 +16,8 @@ use super::shm::Mapping;
 const MOST_NODES: u32 = 1024;
 /// Numbers of processors are below this too.
 const MOST_NUMBERS: u32 = 1 << 16;
+/// Longer lists are not read, in bytes: the kernel's have some hundred.
+const LONGEST_LIST: usize = 4096;
 const WORD: u32 = libc::c_ulong::BITS;
 /// Where the kernel tells of nodes.
 const NODES: &str = "sys/devices/system/node";
@@ -33,6 +35,9 @@ impl Numbers {
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = BTreeSet::new();
         let text = text.trim();
+        if text.len() > LONGEST_LIST {
+            return None;
+        }
         for part in text.split(',').filter(|_| !text.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);

@@ -144,7 +144,10 @@ def test_again_and_again_without_making_arrays_of_shards() -> None:
         _same(snapshot.restore(taken), tree)
 
     tree = _odd_tree()
-    check(tree)
+    taken = store.take(tree)
+    with jax.transfer_guard("disallow"):
+        back = snapshot.restore(taken)
+    _same(back, tree)
     assert not _capture._Program._all
     check(tree)
     programs = list(_capture._Program._all.values())
@@ -494,6 +497,71 @@ def test_what_is_restored_leaves_room_for_snapshots() -> None:
             np.testing.assert_array_equal(np.asarray(array[::4096]), np.float32(number))
 
 
+@jax_process(slices=2, env={"MAINSTAY_HOST_MEMORY": "104MiB"})
+def test_what_is_put_together_leaves_room_too() -> None:
+    """The same for parts of stored values, which are put together in host memory."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from mainstay import snapshot
+
+    first, _, both = _meshes()
+    values = np.arange(5 << 20, dtype=np.float32).reshape(1024, -1)
+    state = jax.jit(lambda x: x + 0, out_shardings=NamedSharding(both, P(None, "x")))(values)
+    store = snapshot.Store(2)
+    kept = []
+    for number in range(8):
+        assert store.take(state, step=number).wait(60)
+        kept.append(snapshot.restore(_latest(store), shardings=NamedSharding(first, P("x"))))
+        jax.block_until_ready(kept[-1])
+    for array in kept:
+        np.testing.assert_array_equal(np.asarray(array), values)
+
+
+@jax_process(slices=2)
+def test_within_another() -> None:
+    """A snapshot of another tree is taken and restored in the midst of one, as a signal's handler may do."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from mainstay import snapshot
+    from mainstay.snapshot._engine import engine
+
+    _, _, both = _meshes()
+    spread, one = NamedSharding(both, P(("x", "y"))), jax.devices()[1]
+
+    def tree(value: int, count: int) -> list[Any]:
+        where = [spread if number % 2 else one for number in range(count)]
+        return [jax.device_put(np.full(64, value + number, np.int32), place) for number, place in enumerate(where)]
+
+    outer, inner = tree(0, 12), tree(1000, 8)
+    store, other = snapshot.Store(), snapshot.Store()
+    usual = engine().call
+    within: list[str] = []
+
+    def interrupted(name: str, **given: Any) -> Any:
+        result = usual(name, **given)
+        if name in ("Mainstay_Capture_Begin", "Mainstay_Capture_End", "Mainstay_Supply_Begin") and "now" not in within:
+            within.append("now")
+            taken = other.take(inner)
+            assert taken.wait(60)
+            _same(snapshot.restore(taken), inner)
+            within[-1] = name
+        return result
+
+    engine().call = interrupted  # type: ignore[method-assign]
+    # The first time arrays are made of shards; later a program may be there.
+    for _ in range(4):
+        taken = store.take(outer)
+        assert taken.wait(60)
+        _same(snapshot.restore(taken), outer)
+    assert len(within) == 12, within
+
+
 @jax_process(slices=1, env={"MAINSTAY_HOST_MEMORY": "96MiB"})
 def test_without_room_the_last_snapshot_stays() -> None:
     """RESOURCE_EXHAUSTED names what is asked for, used and allowed; nothing else is lost."""
@@ -546,8 +614,16 @@ def test_rings_and_mistakes() -> None:
     spread.delete()
     with pytest.raises(RuntimeError, match="deleted"):
         store.take([jnp.ones(3), spread])
-    with pytest.raises(ValueError, match="at least 1"):
-        snapshot.Store(0)
+    for size in 0, 2**64:
+        with pytest.raises(ValueError, match=f"keep {size} snapshots"):
+            snapshot.Store(size)
+
+    def traced(x: Any) -> Any:
+        with pytest.raises(TypeError, match="not .*Tracer"):
+            store.take([x])
+        return x
+
+    jax.jit(traced)(jnp.ones(3))
     unchecked = snapshot.Store(1, checksum=False)
     one = unchecked.take(jnp.ones(3))
     one.wait(60)

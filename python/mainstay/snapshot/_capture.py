@@ -5,7 +5,6 @@ makes one call to Mainstay, which has the buffers and launches nothing. Until th
 shards is made an array, for which JAX takes some 10 µs. See `docs/snapshots.md`.
 """
 
-import ctypes
 import logging
 import threading
 from collections import deque
@@ -43,7 +42,7 @@ class Finder:
         # The places of what is wanted; None: all, as they come.
         self._wanted = None if distinct == list(range(self._total)) else np.array(distinct, np.intp)
 
-    def find(self, engine: Engine, arrays: list[Any]) -> tuple[int | None, int, Any]:
+    def find(self, engine: Engine, arrays: list[Any]) -> tuple[int, int, Any]:
         """The buffers of the arrays' distinct parts: a C array of them, its length, and what keeps it.
 
         Raises RuntimeError for deleted arrays, ValueError for arrays that are not on Mainstay's devices.
@@ -51,6 +50,8 @@ class Finder:
         is_first, self._is_first = self._is_first, False
         # Before the library is told to note what it is asked: this makes calls of its own.
         groups = [self._prepared(devices, pick(arrays), is_first) for devices, pick in self._groups]
+        # Of one's own: a signal's handler may find other arrays' buffers before these are used.
+        found = np.empty(self._total, np.uintp)
         engine.call("Mainstay_Capture_Begin")
         try:
             for program, members in groups:
@@ -60,15 +61,12 @@ class Finder:
                 else:
                     _give(program, members)
         finally:
-            captured = engine.call("Mainstay_Capture_End")
-        if captured.num_buffers != self._total:
+            ended = engine.call("Mainstay_Capture_End", buffers=found.ctypes.data, capacity=self._total)
+        if ended.num_buffers != self._total:
             raise ValueError(
                 "the tree has arrays that are not on Mainstay's devices; put them there, or leave them out"
             )
-        if self._wanted is None:
-            return captured.buffers, self._total, None
-        found = np.ctypeslib.as_array((ctypes.c_size_t * self._total).from_address(captured.buffers))
-        wanted = found[self._wanted]
+        wanted = found if self._wanted is None else found[self._wanted]
         return wanted.ctypes.data, len(wanted), wanted
 
     def _prepared(self, devices: tuple[jax.Device, ...], members: list[Any], is_first: bool) -> tuple[Any, list[Any]]:

@@ -100,7 +100,7 @@ _ARGS = {
     "Mainstay_Snapshot_Drop": _struct("Drop", snapshot=_POINTER),
     "Mainstay_Snapshot_Restore": None,
     "Mainstay_Capture_Begin": _struct("CaptureBegin"),
-    "Mainstay_Capture_End": _struct("CaptureEnd", buffers=_POINTER, num_buffers=_SIZE),
+    "Mainstay_Capture_End": _struct("CaptureEnd", buffers=_POINTER, capacity=_SIZE, num_buffers=_SIZE),
     "Mainstay_Supply_Begin": _struct("SupplyBegin", snapshot=_POINTER, orders=ctypes.c_char_p, orders_size=_SIZE),
     "Mainstay_Supply_End": _struct("SupplyEnd", num_left=_SIZE),
     "Mainstay_Snapshot_Export": _struct(

@@ -141,7 +141,12 @@ def start_of(index: tuple[slice, ...]) -> tuple[int, ...]:
 
 
 def kept(leaf: Any) -> Kept:
-    """A leaf that is no array, safe from later changes."""
+    """A leaf that is no array, safe from later changes.
+
+    Raises TypeError for what stands for an array and has no value of its own: what is traced, references.
+    """
+    if hasattr(leaf, "aval"):
+        raise TypeError(f"a snapshot holds arrays and plain values, not {type(leaf).__name__}: {leaf}")
     if isinstance(leaf, _IMMUTABLE):
         return Kept(leaf)
     if isinstance(leaf, np.ndarray):

@@ -102,7 +102,8 @@ def _made(snapshot: Snapshot, leaves: list[Leaf | Kept], targets: list[Any]) -> 
         wanted.append((place, leaf, sharding, leaf.committed or target is not None, placement))
         made.append(None)
     orders = b"".join([placement.orders(leaf.number) for _, leaf, _, _, placement in wanted])
-    with snapshot._engine.supplying(snapshot._handle, orders):
+    # Nothing of the host's is transferred that the user's guard is to guard against.
+    with jax.transfer_guard_host_to_device("allow"), snapshot._engine.supplying(snapshot._handle, orders):
         for place, leaf, sharding, committed, placement in wanted:
             array = xla_client.batched_device_put(
                 leaf.aval, sharding, placement.shards, placement.devices, committed=committed, enable_x64=True

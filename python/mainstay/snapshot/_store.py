@@ -11,6 +11,8 @@ from mainstay.snapshot._leaves import Kept, Kinds, Leaf, Parts, joined, split
 
 # So long a wait in the library is at most, so that Ctrl-C is heeded.
 _SLICE_OF_WAITING = 100_000_000
+# More than any memory has room for.
+_LARGEST_STORE = 2**31
 # Kinds of arrays to remember; a program has few.
 _MOST_KINDS = 65536
 
@@ -137,8 +139,10 @@ class Store:
             size: how many whole snapshots to keep; one that is being taken needs its memory beside them.
             checksum: whether to compute checksums, which `Snapshot.verify` needs; they cost no time in `take`.
         """
-        if size < 1:
-            raise ValueError(f"a store of {size} snapshots keeps nothing; size must be at least 1")
+        if not 1 <= size <= _LARGEST_STORE:
+            raise ValueError(
+                f"a store can't keep {size} snapshots; size must be at least 1 and at most {_LARGEST_STORE}"
+            )
         self._engine = engine()
         self._handle: int = self._engine.call("Mainstay_SnapshotStore_Create", size=size, checksums=checksum).store
         self._lock = threading.Lock()

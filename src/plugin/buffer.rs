@@ -249,7 +249,7 @@ impl Destination {
 fn arrive(
     buffer: &Buffer,
     destination: Destination,
-    fetch: impl FnOnce(Box<dyn FnOnce(Result<Arc<Block>, Status>) + Send>),
+    fetch: impl FnOnce(Box<dyn FnOnce(Result<Block, Status>) + Send>),
 ) -> *mut sys::PJRT_Event {
     let event = Event::pending();
     let (arrived, client) = (event.clone(), buffer.client.clone());

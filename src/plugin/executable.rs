@@ -179,31 +179,32 @@ impl LoadedHandle {
         }
     }
 
-    /// What there is after a launch that was none.
-    fn hand_out_nothing(&self, args: &sys::PJRT_LoadedExecutable_Execute_Args) {
-        for device in 0..args.num_devices {
-            if !args.device_complete_events.is_null() {
-                // SAFETY: the caller's list has a place for each device.
-                unsafe { args.device_complete_events.add(device).write(EventHandle::plain(Event::completed(Ok(())))) };
-            }
-        }
-    }
-
     fn hand_out(&self, results: Vec<DeviceResults>, args: &sys::PJRT_LoadedExecutable_Execute_Args) {
         for (device, result) in results.into_iter().enumerate() {
             // SAFETY: the caller's lists have a row for each device and a place for each output.
             unsafe {
-                if !args.device_complete_events.is_null() {
-                    args.device_complete_events
-                        .add(device)
-                        .write(EventHandle::of_value(result.done, Some(result.session)));
-                }
+                complete(args, device, || EventHandle::of_value(result.done, Some(result.session)));
                 let row = args.output_lists.add(device).read();
                 for (output, buffer) in result.outputs.into_iter().enumerate() {
                     row.add(output).write(BufferHandle::new(buffer, &self.places).into_raw());
                 }
             }
         }
+    }
+}
+
+/// Tells the caller, if it wants to know, when a device's part of a launch is over.
+///
+/// # Safety
+/// `device` is one of those that the call is for.
+unsafe fn complete(
+    args: &sys::PJRT_LoadedExecutable_Execute_Args,
+    device: usize,
+    event: impl FnOnce() -> *mut sys::PJRT_Event,
+) {
+    if !args.device_complete_events.is_null() {
+        // SAFETY: the caller's list has a place for each device.
+        unsafe { args.device_complete_events.add(device).write(event()) };
     }
 }
 
@@ -440,7 +441,9 @@ entries! {
         // SAFETY: as many buffers as the call says there are arguments.
         let rows: Vec<&[*mut sys::PJRT_Buffer]> = rows.iter().map(|&row| unsafe { list(row, args.num_args) }).collect();
         if handle.program.info().num_outputs == 0 && capture_arguments(&handle.program.info().name, &rows) {
-            handle.hand_out_nothing(args);
+            let nothing = || EventHandle::plain(Event::completed(Ok(())));
+            // SAFETY: the devices of the call.
+            (0..args.num_devices).for_each(|device| unsafe { complete(args, device, nothing) });
             return Ok(());
         }
         let arguments = rows.iter().map(|row| {

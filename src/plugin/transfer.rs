@@ -68,7 +68,7 @@ impl TransferHandle {
         let result = fill(unsafe { filled.as_mut_slice() });
         if last && result.is_ok() {
             part.state = State::Settled;
-            client.fulfil(&part.promise, Arc::new(filled), Lending::Mutable);
+            client.fulfil(&part.promise, filled, Lending::Mutable);
         } else {
             *block = Some(filled);
         }

@@ -16,7 +16,7 @@ use super::session::{DeviceDone, Session};
 use super::view::{Held, Lease, Places, Source, View};
 use crate::abi::{Status, element};
 use crate::sync::lock;
-use crate::wire::arena::Block;
+use crate::wire::arena::{Block, WeakBlock};
 use crate::wire::message::{BufferId, BufferSpec, Command, Dims, Extent, Layout, Query, Reply, RequestId};
 
 /// What a buffer is, apart from its value.
@@ -137,7 +137,7 @@ enum Origin {
     /// The worker says, with the report that it is there, where values lie that came together; and which of them it is.
     Reported(Arc<Places>, usize),
     /// The block that was lent to the worker to be the device's memory, for as long as it is.
-    Arena(Weak<Block>),
+    Arena(WeakBlock),
 }
 
 /// Who has a buffer's value.
@@ -179,9 +179,9 @@ impl Buffer {
         place: Place,
         shape: Shape,
         ready: Arc<Event>,
-        block: &Arc<Block>,
+        block: &Block,
     ) -> Arc<Self> {
-        Self::make(client, holder, place, shape, ready, Origin::Arena(Arc::downgrade(block)))
+        Self::make(client, holder, place, shape, ready, Origin::Arena(block.downgrade()))
     }
 
     /// One of the values that come together: the output with this number of a device's part of a launch, or the only one.
@@ -363,7 +363,7 @@ impl Buffer {
 
     /// Brings the elements, dense in the order of `minor_to_major` (empty: major-to-minor), into a block of the arena.
     /// `done` runs once, with the block or with why there is none; it must not block.
-    pub fn download(&self, minor_to_major: &[i64], done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static) {
+    pub fn download(&self, minor_to_major: &[i64], done: impl FnOnce(Result<Block, Status>) + Send + 'static) {
         let bytes = match self.shape.host_bytes() {
             Ok(bytes) => bytes,
             Err(error) => return done(Err(error)),
@@ -390,17 +390,18 @@ impl Buffer {
     }
 
     /// Brings raw device bytes, from `offset` on, into a block of the arena. As [`Buffer::download`].
-    pub fn read_raw(&self, offset: u64, len: u64, done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static) {
+    pub fn read_raw(&self, offset: u64, len: u64, done: impl FnOnce(Result<Block, Status>) + Send + 'static) {
         match &self.holder {
             Holder::Worker(session, buffer) => {
                 let buffer = *buffer;
                 self.read(session, len, move |request, to| Command::ReadRaw { request, buffer, offset, to }, done);
             }
             Holder::Arena(slot) => {
-                let client = self.client.clone();
-                self.when_in_arena(slot, move |block| {
-                    done(block.and_then(|block| client.part_of(&block, offset, len)))
-                });
+                let part = move |block: Block| {
+                    let outside = || format!("{len} bytes from {offset} on are not all in the buffer");
+                    block.part(offset, len).ok_or_else(|| Status::invalid(outside()))
+                };
+                self.when_in_arena(slot, move |block| done(block.and_then(part)));
             }
             Holder::Nobody => done(Err(self.no_value())),
         }
@@ -411,7 +412,7 @@ impl Buffer {
     }
 
     /// Runs `done` once the value is in the arena. The value is kept meanwhile, though the buffer is deleted.
-    fn when_in_arena(&self, slot: &Arc<HostSlot>, done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static) {
+    fn when_in_arena(&self, slot: &Arc<HostSlot>, done: impl FnOnce(Result<Block, Status>) + Send + 'static) {
         if let Some(block) = slot.get_or_wait() {
             return done(Ok(block));
         }
@@ -428,7 +429,7 @@ impl Buffer {
         session: &Arc<Session>,
         len: u64,
         command: impl FnOnce(RequestId, Extent) -> Command,
-        done: impl FnOnce(Result<Arc<Block>, Status>) + Send + 'static,
+        done: impl FnOnce(Result<Block, Status>) + Send + 'static,
     ) {
         if let Some(cause) = self.poison() {
             return done(Err(cause));
@@ -441,8 +442,8 @@ impl Buffer {
         session.request(
             |request| command(request, to),
             Box::new(move |reply| match reply {
-                Ok(_) => done(Ok(Arc::new(block))),
-                Err(error) => asked.unread(Arc::new(block), &ready, error, |cause| done(Err(cause))),
+                Ok(_) => done(Ok(block)),
+                Err(error) => asked.unread(block, &ready, error, |cause| done(Err(cause))),
             }),
         );
     }

@@ -21,7 +21,7 @@ pub trait Receiver: Send + Sync {
     fn came(&self, bytes: u64);
 
     /// The value with this number is there: once for each. Or why it never will be: perhaps several times.
-    fn arrived(self: Arc<Self>, number: usize, value: Result<Arc<Block>, Status>);
+    fn arrived(self: Arc<Self>, number: usize, value: Result<Block, Status>);
 }
 
 /// A value that is to be brought.
@@ -30,14 +30,14 @@ struct Item {
     buffer: BufferId,
     /// What the value waits for: where it fails, its cause comes first.
     ready: Arc<Event>,
-    block: Arc<Block>,
+    block: Block,
     /// Whether its bytes can be read in parts.
     divisible: bool,
 }
 
 /// Asks for the values that some buffers have at this call, each with a number and, where it is a worker's, the block
 /// that it is to be written to: what is dispatched later, donations included, comes too late to change them.
-pub fn fetch(buffers: Vec<(usize, Arc<Buffer>, Option<Arc<Block>>)>, receiver: &Arc<dyn Receiver>) {
+pub fn fetch(buffers: Vec<(usize, Arc<Buffer>, Option<Block>)>, receiver: &Arc<dyn Receiver>) {
     let mut batches: Vec<(Arc<Session>, Vec<Item>)> = Vec::new();
     for (number, buffer, block) in buffers {
         let (Holder::Worker(session, id), Some(block)) = (&buffer.holder, block) else {
@@ -126,7 +126,7 @@ fn answer(
 
 impl super::view::Held {
     /// Has the worker bring the value, which stays as it is until then, into a block.
-    pub fn fetch(self, number: usize, block: Arc<Block>, receiver: &Arc<dyn Receiver>) {
+    pub fn fetch(self, number: usize, block: Block, receiver: &Arc<dyn Receiver>) {
         let (session, buffer) = self.on_worker();
         let (session, divisible) = (session.clone(), true);
         let item = Item { number, buffer, ready: self.ready.clone(), block, divisible };

@@ -1,6 +1,6 @@
 //! Where the value of a buffer in host memory is: in a block of the arena, once it has come.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::wire::arena::Block;
 
@@ -10,7 +10,7 @@ pub struct HostSlot(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    block: Option<Arc<Block>>,
+    block: Option<Block>,
     /// How many wait for the block, or have been told of it and are about to fetch it.
     waiting: usize,
     /// Whether the framework has let go.
@@ -19,7 +19,7 @@ struct State {
 
 impl HostSlot {
     /// A place that has its value.
-    pub fn filled(block: Arc<Block>) -> Self {
+    pub fn filled(block: Block) -> Self {
         Self(Mutex::new(State { block: Some(block), ..State::default() }))
     }
 
@@ -29,7 +29,7 @@ impl HostSlot {
     }
 
     /// The value if it is there; else the caller is counted as waiting, and must [collect](Self::collect) it.
-    pub fn get_or_wait(&self) -> Option<Arc<Block>> {
+    pub fn get_or_wait(&self) -> Option<Block> {
         let mut state = self.lock();
         if state.block.is_none() {
             state.waiting += 1;
@@ -38,14 +38,14 @@ impl HostSlot {
     }
 
     /// The value for somebody who waited until it came; `None` where it did not come.
-    pub fn collect(&self) -> Option<Arc<Block>> {
+    pub fn collect(&self) -> Option<Block> {
         let mut state = self.lock();
         state.waiting -= 1;
         if state.released && state.waiting == 0 { state.block.take() } else { state.block.clone() }
     }
 
     /// Gives it its value, unless nobody wants it any more.
-    pub fn fill(&self, block: Arc<Block>) {
+    pub fn fill(&self, block: Block) {
         let mut state = self.lock();
         if !state.released || state.waiting > 0 {
             state.block = Some(block);
@@ -64,12 +64,14 @@ impl HostSlot {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::wire::arena::{Arena, ArenaOptions};
 
-    fn block() -> (Arc<Arena>, Arc<Block>) {
+    fn block() -> (Arc<Arena>, Block) {
         let arena = Arena::new(ArenaOptions::new(1 << 20)).unwrap();
-        let block = Arc::new(arena.allocate(64).unwrap());
+        let block = arena.allocate(64).unwrap();
         (arena, block)
     }
 
@@ -94,7 +96,7 @@ mod tests {
         slot.release();
         slot.fill(block);
         assert_eq!(arena.stats().blocks, 0);
-        let filled = HostSlot::filled(Arc::new(arena.allocate(64).unwrap()));
+        let filled = HostSlot::filled(arena.allocate(64).unwrap());
         filled.release();
         assert_eq!(arena.stats().blocks, 0);
     }

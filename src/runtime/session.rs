@@ -42,7 +42,7 @@ pub struct Session {
     pending: Mutex<Pending>,
     lost: OnceLock<Status>,
     /// Blocks that a lost worker may still write to; `None` once it is reaped.
-    graveyard: Mutex<Option<Vec<Arc<Block>>>>,
+    graveyard: Mutex<Option<Vec<Block>>>,
     requests: AtomicU64,
     /// Gone once the worker is reaped.
     heap: Mutex<Option<Arc<Heap>>>,
@@ -54,7 +54,7 @@ struct Pending {
     ready: IdMap<DeviceDone>,
     launches: IdMap<Launch>,
     requests: IdMap<Answer>,
-    loans: IdMap<Arc<Block>>,
+    loans: IdMap<Block>,
     /// Of the blocks that were lent to be device memory: the loan, by where the block begins.
     lent_for_good: IdMap<LoanId>,
     closed: bool,
@@ -225,7 +225,7 @@ impl Session {
 
     /// Lends a block to the worker until it says it no longer uses it, or is dead and reaped. It may be lent for good: to
     /// become device memory.
-    pub fn lend(&self, loan: LoanId, block: Arc<Block>, for_good: bool) {
+    pub fn lend(&self, loan: LoanId, block: Block, for_good: bool) {
         let mut block = Some(block);
         let _ = self.register(|pending| {
             let Some(block) = block.take() else { return };
@@ -239,7 +239,7 @@ impl Session {
     }
 
     /// The block that begins here and has become device memory.
-    pub(super) fn lent_at(&self, offset: u64) -> Option<Arc<Block>> {
+    pub(super) fn lent_at(&self, offset: u64) -> Option<Block> {
         let pending = self.pending();
         pending.loans.get(pending.lent_for_good.get(&offset)?).cloned()
     }
@@ -330,7 +330,7 @@ impl Session {
         }
     }
 
-    fn take_loan(&self, loan: LoanId) -> Option<Arc<Block>> {
+    fn take_loan(&self, loan: LoanId) -> Option<Block> {
         let mut pending = self.pending();
         let block = pending.loans.remove(&loan)?;
         let offset = block.extent().offset;
@@ -366,14 +366,14 @@ impl Session {
     }
 
     /// Keeps a block from being given to anybody else for as long as the lost worker may still write to it.
-    pub fn keep_until_reaped(&self, block: Arc<Block>) {
+    pub fn keep_until_reaped(&self, block: Block) {
         if let Some(graveyard) = &mut *self.graveyard.lock().unwrap_or_else(PoisonError::into_inner) {
             graveyard.push(block);
         }
     }
 
     /// The worker did not write a value to the block that it was asked to fill: tells why. `ready` is the value's own event.
-    pub fn unread(&self, block: Arc<Block>, ready: &Event, error: Status, tell: impl FnOnce(Status) + Send + 'static) {
+    pub fn unread(&self, block: Block, ready: &Event, error: Status, tell: impl FnOnce(Status) + Send + 'static) {
         // A lost worker may still write to the block.
         if self.lost().is_some() {
             self.keep_until_reaped(block);

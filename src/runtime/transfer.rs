@@ -36,7 +36,7 @@ impl Client {
         let bytes = shape.host_bytes()?;
         if self.is_host(place.memory) {
             let block = self.filled(bytes, fill)?;
-            return Ok(self.in_arena(place, shape, Arc::new(block)));
+            return Ok(self.in_arena(place, shape, block));
         }
         let session = self.session_of_memory(place.memory);
         if let Some(loss) = session.lost() {
@@ -47,7 +47,7 @@ impl Client {
             fill(&mut data);
             (Payload::Inline(data), None)
         } else {
-            let block = Arc::new(self.filled(bytes, fill)?);
+            let block = self.filled(bytes, fill)?;
             (self.lend(&session, block.clone(), Lending::Mutable), Some(block))
         };
         let quiet = self.is_there_at_once(&shape);
@@ -82,7 +82,7 @@ impl Client {
     }
 
     /// A buffer in host memory whose value is there.
-    fn in_arena(self: &Arc<Self>, place: Place, shape: Shape, block: Arc<Block>) -> Arc<Buffer> {
+    fn in_arena(self: &Arc<Self>, place: Place, shape: Shape, block: Block) -> Arc<Buffer> {
         let holder = Holder::Arena(Arc::new(HostSlot::filled(block)));
         Buffer::new(self, holder, place, shape, Event::completed(Ok(())))
     }
@@ -91,7 +91,7 @@ impl Client {
     ///
     /// # Errors
     /// A shape that is none.
-    pub fn from_value(self: &Arc<Self>, place: Place, shape: Shape, block: Arc<Block>) -> Result<Arc<Buffer>, Status> {
+    pub fn from_value(self: &Arc<Self>, place: Place, shape: Shape, block: Block) -> Result<Arc<Buffer>, Status> {
         if self.is_host(place.memory) {
             return Ok(self.in_arena(place, shape, block));
         }
@@ -117,7 +117,7 @@ impl Client {
     }
 
     /// Lends a filled block to a worker.
-    fn lend(&self, session: &Session, block: Arc<Block>, lending: Lending) -> Payload {
+    fn lend(&self, session: &Session, block: Block, lending: Lending) -> Payload {
         let (extent, loan) = (block.extent(), self.fresh_id());
         session.lend(loan, block, lending == Lending::Mutable);
         Payload::Arena { extent, loan, mutable: lending == Lending::Mutable }
@@ -146,14 +146,10 @@ impl Client {
         (buffer, promise)
     }
 
-    /// A buffer that exists now and whose memory `block` is to be, once it is filled and given through the promise: it is
-    /// there then, without a word from the worker. `None` where the block can't be the device's memory.
-    pub fn declare_in(
-        self: &Arc<Self>,
-        place: Place,
-        shape: &Shape,
-        block: &Arc<Block>,
-    ) -> Option<(Arc<Buffer>, Promise)> {
+    /// A buffer that exists now, and a block of the arena that is to be its memory: the value is there once that is filled
+    /// and given through the promise, without a word from the worker. `None` where devices don't compute in the arena, or
+    /// where the memory would be missed.
+    pub fn declare_in_arena(self: &Arc<Self>, place: Place, shape: &Shape) -> Option<(Arc<Buffer>, Promise, Block)> {
         if self.is_host(place.memory) || !self.is_there_at_once(shape) {
             return None;
         }
@@ -161,43 +157,31 @@ impl Client {
         if session.lost().is_some() {
             return None;
         }
+        let block = self.arena().allocate_for_device(shape.host_bytes().ok()?)?;
+        self.announce();
         let (id, ready) = (self.fresh_id(), Event::pending());
         session.send(&Command::Declare { buffers: Ids::from_slice(&[id]) });
-        let buffer = Buffer::in_block(self, Holder::Worker(session, id), place, shape.clone(), ready, block);
+        let buffer = Buffer::in_block(self, Holder::Worker(session, id), place, shape.clone(), ready, &block);
         let promise = Promise { quiet: true, ..Promise::of(&buffer) };
-        Some((buffer, promise))
-    }
-
-    /// Memory of the arena that a buffer can have for its own, for as long as it lives. `None` where devices don't compute in
-    /// it, or where it would be missed.
-    pub fn allocate_for_device(&self, place: Place, shape: &Shape) -> Option<Block> {
-        if self.is_host(place.memory) || !self.is_there_at_once(shape) {
-            return None;
-        }
-        let bytes = shape.host_bytes().ok()?;
-        let block = self.arena().allocate_for_device(bytes)?;
-        self.announce();
-        Some(block)
+        Some((buffer, promise, block))
     }
 
     /// Gives a declared buffer its value: a filled block of dense host bytes.
-    pub fn fulfil(&self, promise: &Promise, block: Arc<Block>, lending: Lending) {
+    pub fn fulfil(&self, promise: &Promise, block: Block, lending: Lending) {
         match &promise.holder {
-            Holder::Worker(session, id) if session.lost().is_none() => {
-                let (data, quiet) = (self.lend(session, block, lending), promise.quiet);
-                session.send(&Command::Upload { buffer: *id, spec: promise.spec.clone(), data, quiet });
-                if quiet {
-                    promise.ready.set(Ok(()));
+            Holder::Worker(session, id) => match session.lost() {
+                Some(loss) => _ = promise.ready.set(Err(loss.clone())),
+                None => {
+                    let (data, quiet) = (self.lend(session, block, lending), promise.quiet);
+                    session.send(&Command::Upload { buffer: *id, spec: promise.spec.clone(), data, quiet });
+                    if quiet {
+                        promise.ready.set(Ok(()));
+                    }
                 }
-            }
+            },
             Holder::Arena(slot) => {
                 slot.fill(block);
                 promise.ready.set(Ok(()));
-            }
-            Holder::Worker(session, _) => {
-                if let Some(loss) = session.lost() {
-                    promise.ready.set(Err(loss.clone()));
-                }
             }
             Holder::Nobody => {}
         }
@@ -236,7 +220,7 @@ impl Client {
         let bytes = shape.host_bytes()?;
         if self.is_host(place.memory) {
             let block = self.allocate(bytes)?;
-            return Ok(self.in_arena(place, shape, Arc::new(block)));
+            return Ok(self.in_arena(place, shape, block));
         }
         let session = self.session_of_memory(place.memory);
         if let Some(loss) = session.lost() {
@@ -336,7 +320,7 @@ impl Client {
     }
 
     /// Dense elements in another order of the dimensions; the same block for the default order.
-    pub fn reorder(&self, block: Arc<Block>, shape: &Shape, minor_to_major: &[i64]) -> Result<Arc<Block>, Status> {
+    pub fn reorder(&self, block: Block, shape: &Shape, minor_to_major: &[i64]) -> Result<Block, Status> {
         if minor_to_major.is_empty() {
             return Ok(block);
         }
@@ -355,21 +339,7 @@ impl Client {
         let array = unsafe { HostArray::new(block.as_ptr(), size, &dims, Some(&strides))? };
         // SAFETY: fresh from the arena: no worker knows of it.
         array.copy_to(unsafe { ordered.as_mut_slice() });
-        Ok(Arc::new(ordered))
-    }
-
-    /// A copy of a part of a block.
-    pub fn part_of(&self, block: &Arc<Block>, offset: u64, len: u64) -> Result<Arc<Block>, Status> {
-        let range = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
-        // SAFETY: the block is a value, which nobody writes to.
-        let whole = unsafe { block.as_slice() };
-        let part = range.and_then(|(offset, len)| whole.get(offset..offset.checked_add(len)?));
-        let part =
-            part.ok_or_else(|| Status::invalid(format!("{len} bytes from {offset} on are not all in the buffer")))?;
-        let mut copy = self.allocate(len)?;
-        // SAFETY: fresh from the arena: no worker knows of it.
-        unsafe { copy.as_mut_slice() }.copy_from_slice(part);
-        Ok(Arc::new(copy))
+        Ok(ordered)
     }
 }
 

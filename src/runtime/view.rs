@@ -103,9 +103,9 @@ pub enum View {
     /// Where the worker has it.
     InPlace(InPlace),
     /// In a block of the arena that was lent to be the device's memory.
-    Lent(Arc<Block>, #[allow(dead_code, reason = "kept for its drop")] Arc<Lease>),
+    Lent(Block, #[allow(dead_code, reason = "kept for its drop")] Arc<Lease>),
     /// A copy in the arena.
-    Copy(Arc<Block>),
+    Copy(Block),
 }
 
 impl View {
@@ -204,7 +204,7 @@ pub(super) enum Source {
     /// At a place that is known once it is there.
     Reported(Arc<Places>, usize),
     /// In a block of the arena that is the device's memory.
-    Arena(Arc<Block>),
+    Arena(Block),
 }
 
 impl Held {

@@ -159,9 +159,8 @@ impl Snapshot {
     ) -> Result<(), Status> {
         let whole = Region::within(&array.dims, &Dims::from_elem(0, array.dims.len()), &array.dims)?;
         let stored = || self.contents.shards[array.shards.clone()].iter().zip(&values[array.shards.clone()]);
-        // SAFETY: values, which nobody writes to.
-        let bytes =
-            |value: &Value| unsafe { std::slice::from_raw_parts(value.stored.as_ptr(), value.stored.len() as usize) };
+        // SAFETY: the blocks are values, which nobody writes to.
+        let bytes = |value: &Value| unsafe { std::slice::from_raw_parts(value.block.as_ptr(), value.block.len()) };
         if let Some((_, value)) = stored().find(|(shard, _)| shard.region == whole) {
             return bytes(value).chunks(PIECE).try_for_each(give);
         }
@@ -224,7 +223,7 @@ impl Store {
                     return Err(cancelled());
                 }
             }
-            blocks.push(Arc::new(block));
+            blocks.push(block);
         }
         let (step, label) = own.map_or((0, String::new()), |own| (own.step, own.label));
         let metadata = entry_of(CALLERS_KEY).map_or(Vec::new(), |text| text.clone().into_bytes());

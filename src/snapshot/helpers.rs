@@ -2,7 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::sync::lock;
 
 /// More threads than this gain nothing: the memory is busy.
 const MOST: usize = 4;
@@ -15,7 +17,7 @@ static SENDER: OnceLock<Option<Mutex<Sender<Job>>>> = OnceLock::new();
 pub fn run(job: impl FnOnce() + Send + 'static) {
     let sender = SENDER.get_or_init(start).as_ref();
     let Some(sender) = sender else { return job() };
-    let unsent = sender.lock().unwrap_or_else(PoisonError::into_inner).send(Box::new(job)).err();
+    let unsent = lock(sender).send(Box::new(job)).err();
     if let Some(unsent) = unsent {
         (unsent.0)();
     }
@@ -40,7 +42,7 @@ fn start() -> Option<Mutex<Sender<Job>>> {
 fn work(jobs: &Mutex<Receiver<Job>>) {
     yield_to_others();
     loop {
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let job = lock(jobs).recv();
         let Ok(job) = job else { return };
         // A panic is a bug that its thread has reported already; the thread is still good for other jobs.
         let _ = catch_unwind(AssertUnwindSafe(job));

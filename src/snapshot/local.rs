@@ -10,7 +10,6 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::helpers;
-use super::room::Stored;
 use super::snapshot::{CHUNK, Checksums, Snapshot, Value};
 use crate::abi::Status;
 use crate::runtime::event::Event;
@@ -29,7 +28,7 @@ const STRIP: usize = 64 << 10;
 pub struct Item {
     pub shard: usize,
     pub held: Held,
-    pub stored: Stored,
+    pub block: Block,
 }
 
 /// Copies values for a snapshot as they get ready. Returns at once.
@@ -74,7 +73,7 @@ impl Copying {
     /// Copies the values, which are there, together with other helpers.
     fn lead(self: &Arc<Self>, snapshot: &Arc<Snapshot>) {
         let group = self.group(snapshot);
-        for _ in 1..group.worth().min(helpers::count()) {
+        for _ in 1..group.helpers {
             let (copying, snapshot) = (self.clone(), snapshot.clone());
             helpers::run(move || copying.group(&snapshot).work(&snapshot, None));
         }
@@ -97,12 +96,12 @@ impl Copying {
 /// The values that can be read in place. The others are asked for; where one has failed, the snapshot has.
 fn sources(snapshot: &Arc<Snapshot>, items: Vec<Item>) -> Vec<Source> {
     let mut sources = Vec::with_capacity(items.len());
-    for Item { shard, held, stored } in items {
+    for Item { shard, held, block } in items {
         match held.ready.error().map_or_else(|| held.view(), Err) {
-            Ok(Some(view)) => sources.push(Source { shard, view, stored, _held: held }),
+            Ok(Some(view)) => sources.push(Source { shard, view, block, _held: held }),
             Ok(None) => {
                 let receiver: Arc<dyn Receiver> = snapshot.clone();
-                held.fetch(shard, stored.block(), &receiver);
+                held.fetch(shard, block, &receiver);
             }
             Err(cause) => {
                 snapshot.fail(cause);
@@ -117,7 +116,7 @@ fn sources(snapshot: &Arc<Snapshot>, items: Vec<Item>) -> Vec<Source> {
 struct Source {
     shard: usize,
     view: View,
-    stored: Stored,
+    block: Block,
     /// Keeps it as it is.
     _held: Held,
 }
@@ -141,19 +140,21 @@ struct Group {
     /// What a thread takes on at once: chunks.
     pieces: Vec<Range<usize>>,
     next: AtomicUsize,
+    /// How many it is worth having copy.
+    helpers: usize,
 }
 
 impl Group {
     fn new(sources: Vec<Source>) -> Self {
         let (mut chunks, mut left) = (Vec::new(), Vec::with_capacity(sources.len()));
         for (number, source) in sources.iter().enumerate() {
-            let (first, len) = (chunks.len(), source.stored.len());
+            let (first, len) = (chunks.len(), source.block.len() as u64);
             let chunk = |offset| Chunk { source: number, offset, len: CHUNK.min(len - offset) };
             // One without bytes has a chunk as well, so that somebody finds it done.
             chunks.extend((0..len.max(1)).step_by(CHUNK as usize).map(chunk));
             left.push((AtomicUsize::new(chunks.len() - first), first..chunks.len()));
         }
-        let total: u64 = sources.iter().map(|source| source.stored.len()).sum();
+        let total: u64 = sources.iter().map(|source| source.block.len() as u64).sum();
         let enough = (total / (2 * helpers::count() as u64)).min(PIECE);
         let mut pieces: Vec<Range<usize>> = Vec::new();
         let mut bytes = enough;
@@ -168,13 +169,8 @@ impl Group {
             bytes += chunk.len;
         }
         let checksums = chunks.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { sources, chunks, checksums, left, pieces, next: AtomicUsize::new(0) }
-    }
-
-    /// How many helpers it is worth waking.
-    fn worth(&self) -> usize {
-        let bytes: u64 = self.sources.iter().map(|source| source.stored.len()).sum();
-        (bytes / PIECE) as usize
+        let helpers = helpers::count().min((total / PIECE) as usize);
+        Self { sources, chunks, checksums, left, pieces, next: AtomicUsize::new(0), helpers }
     }
 
     /// Copies pieces until there are none left, nobody wants them any more, or it is late.
@@ -203,7 +199,7 @@ impl Group {
     fn value(&self, source: usize, checks: bool) -> Value {
         let of = |chunk: &AtomicU64| chunk.load(Ordering::Relaxed);
         let sums = || self.checksums[self.left[source].1.clone()].iter().map(of).collect::<SmallVec<_>>();
-        Value { stored: self.sources[source].stored.clone(), checksums: checks.then(|| Checksums(sums())) }
+        Value { block: self.sources[source].block.clone(), checksums: checks.then(|| Checksums(sums())) }
     }
 
     /// Copies a chunk, and gives its checksum where one is wanted.
@@ -214,38 +210,22 @@ impl Group {
         // the target was made). Nobody writes to what is held; the target is fresh from the arena and no other
         // thread has this chunk.
         unsafe {
-            let (from, to) = (source.view.as_ptr().cast_const().add(offset), source.stored.as_ptr().add(offset));
+            let (from, to) = (source.view.as_ptr().cast_const().add(offset), source.block.as_ptr().add(offset));
             if !checks {
-                copy_strip(from, to, len);
+                stream::copy(from, to, len);
                 return 0;
             }
             if len <= STRIP {
-                copy_strip(from, to, len);
+                stream::copy(from, to, len);
                 return xxhash_rust::xxh3::xxh3_64(std::slice::from_raw_parts(from, len));
             }
             let mut state = Xxh3::new();
             for at in (0..len).step_by(STRIP) {
                 let strip = STRIP.min(len - at);
-                copy_strip(from.add(at), to.add(at), strip);
+                stream::copy(from.add(at), to.add(at), strip);
                 state.update(std::slice::from_raw_parts(from.add(at), strip));
             }
             state.digest()
-        }
-    }
-}
-
-/// Copies a few bytes as ever, and more of them past the caches.
-///
-/// # Safety
-/// As for [`std::ptr::copy_nonoverlapping`].
-unsafe fn copy_strip(from: *const u8, to: *mut u8, len: usize) {
-    const FEW: usize = 16 << 10;
-    // SAFETY: as the caller promises.
-    unsafe {
-        if len < FEW {
-            std::ptr::copy_nonoverlapping(from, to, len);
-        } else {
-            stream::copy(from, to, len);
         }
     }
 }
@@ -255,7 +235,7 @@ impl Receiver for Snapshot {
         self.add_done(bytes);
     }
 
-    fn arrived(self: Arc<Self>, shard: usize, value: Result<Arc<Block>, Status>) {
+    fn arrived(self: Arc<Self>, shard: usize, value: Result<Block, Status>) {
         self.take_in(shard, value);
     }
 }

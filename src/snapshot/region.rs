@@ -96,21 +96,13 @@ pub fn copy(part: &Region, source: &Region, from: &[u8], target: &Region, to: &m
     let mut index = part.start.clone();
     loop {
         let (at, into) = (source.position(&index) * element, target.position(&index) * element);
-        copy_run(&from[at..at + run], &mut to[into..into + run]);
+        let (from, to) = (&from[at..at + run], &mut to[into..into + run]);
+        // SAFETY: two slices of one length, one of which nobody else may have.
+        unsafe { stream::copy(from.as_ptr(), to.as_mut_ptr(), run) };
         if !advance(&mut index, part, outer) {
             return;
         }
     }
-}
-
-/// Copies a few bytes as ever, and many of them past the caches.
-fn copy_run(from: &[u8], to: &mut [u8]) {
-    const MANY: usize = 256 << 10;
-    if from.len() < MANY {
-        return to.copy_from_slice(from);
-    }
-    // SAFETY: two slices of one length, one of which nobody else may have.
-    unsafe { stream::copy(from.as_ptr(), to.as_mut_ptr(), from.len()) };
 }
 
 /// Steps to the next index of the first `outer` dimensions, the last of them fastest; whether there is one.

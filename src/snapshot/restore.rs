@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::helpers;
 use super::region::{Region, copy};
-use super::room::Stored;
 use super::snapshot::{Snapshot, Value};
-use crate::abi::{Code, Status, element};
+use crate::abi::{Code, Status};
 use crate::runtime::buffer::{Buffer, Place, Shape};
 use crate::runtime::client::Client;
 use crate::runtime::transfer::{Lending, Promise};
@@ -19,7 +18,7 @@ use crate::wire::message::Dims;
 const SLAB: u64 = 4 << 20;
 const SMALLEST_SLAB: u64 = 256 << 10;
 /// Values of fewer bytes are left to the worker: waking helpers would take longer.
-const LARGE: u64 = 4 << 20;
+const LARGE: usize = 4 << 20;
 
 /// Where a part of an array begins that is to be restored, and the values that the array is made of: they stay, though the
 /// snapshot is dropped meanwhile.
@@ -60,14 +59,14 @@ pub fn supply(client: &Arc<Client>, place: Place, shape: Shape, part: &Part) -> 
     let wanted = Region::within(&info.dims, start, &shape.dims)?;
     let stored = || snapshot.contents.shards[info.shards.clone()].iter().map(|shard| &shard.region).zip(values);
     if let Some((_, value)) = stored().find(|(region, _)| **region == wanted) {
-        return supply_whole(client, place, shape, wanted, &value.stored);
+        return supply_whole(client, place, shape, wanted, &value.block, info.element_bytes()?);
     }
     let mut missing = wanted.count();
     let mut pieces = Vec::new();
     for (region, value) in stored() {
         if let Some(part) = region.overlap(&wanted) {
             missing = missing.saturating_sub(part.count());
-            pieces.push(Piece { part, region: region.clone(), stored: value.stored.clone() });
+            pieces.push(Piece { part, region: region.clone(), block: value.block.clone() });
         }
     }
     if missing > 0 {
@@ -76,12 +75,17 @@ pub fn supply(client: &Arc<Client>, place: Place, shape: Shape, part: &Part) -> 
             snapshot.name()
         )));
     }
-    // Where the memory would be missed it is given back as soon as the worker has copied the value.
-    let (block, lending) = match client.allocate_for_device(place, &shape) {
-        Some(block) => (block, Lending::Mutable),
-        None => (client.allocate(shape.host_bytes()?)?, Lending::ReadOnly),
+    let element = info.element_bytes()?;
+    let target = match Target::in_arena(client, place, &shape) {
+        Some(target) => target,
+        None => {
+            // Given back as soon as the worker has copied the value.
+            let block = client.allocate(shape.host_bytes()?)?;
+            let (buffer, promise) = client.declare(place, shape);
+            Target { buffer, promise, block, lending: Lending::ReadOnly }
+        }
     };
-    Assembly::begin(client, place, shape, wanted, pieces, (block, lending))
+    Ok(Assembly::begin(client, wanted, element, pieces, target))
 }
 
 /// The same for a stored value that is what is wanted.
@@ -90,23 +94,40 @@ fn supply_whole(
     place: Place,
     shape: Shape,
     wanted: Region,
-    stored: &Stored,
+    block: &Block,
+    element: usize,
 ) -> Result<Arc<Buffer>, Status> {
     // Helpers copy much to where it stays sooner than the worker would.
-    if stored.len() >= LARGE
-        && let Some(block) = client.allocate_for_device(place, &shape)
+    if block.len() >= LARGE
+        && let Some(target) = Target::in_arena(client, place, &shape)
     {
-        let piece = Piece { part: wanted.clone(), region: wanted.clone(), stored: stored.clone() };
-        return Assembly::begin(client, place, shape, wanted, vec![piece], (block, Lending::Mutable));
+        let piece = Piece { part: wanted.clone(), region: wanted.clone(), block: block.clone() };
+        return Ok(Assembly::begin(client, wanted, element, vec![piece], target));
     }
-    client.from_value(place, shape, stored.block())
+    client.from_value(place, shape, block.clone())
+}
+
+/// A buffer that is declared, and where its value is put together.
+struct Target {
+    buffer: Arc<Buffer>,
+    promise: Promise,
+    block: Block,
+    lending: Lending,
+}
+
+impl Target {
+    /// One whose memory the block stays.
+    fn in_arena(client: &Arc<Client>, place: Place, shape: &Shape) -> Option<Self> {
+        let (buffer, promise, block) = client.declare_in_arena(place, shape)?;
+        Some(Self { buffer, promise, block, lending: Lending::Mutable })
+    }
 }
 
 /// What a stored shard has of a region that is wanted.
 struct Piece {
     part: Region,
     region: Region,
-    stored: Stored,
+    block: Block,
 }
 
 /// A region that is put together by several jobs, each writing stretches of its own. Whoever drops it last, having
@@ -116,7 +137,7 @@ struct Assembly {
     wanted: Region,
     element: usize,
     pieces: Vec<Piece>,
-    block: Arc<Block>,
+    block: Block,
     lending: Lending,
     slabs: Vec<Region>,
     next: AtomicUsize,
@@ -125,18 +146,8 @@ struct Assembly {
 }
 
 impl Assembly {
-    fn begin(
-        client: &Arc<Client>,
-        place: Place,
-        shape: Shape,
-        wanted: Region,
-        pieces: Vec<Piece>,
-        (block, lending): (Block, Lending),
-    ) -> Result<Arc<Buffer>, Status> {
-        let element = element::host_bytes(shape.element_type)?;
-        let block = Arc::new(block);
-        let there = if lending == Lending::Mutable { client.declare_in(place, &shape, &block) } else { None };
-        let (buffer, promise) = there.unwrap_or_else(|| client.declare(place, shape));
+    fn begin(client: &Arc<Client>, wanted: Region, element: usize, pieces: Vec<Piece>, target: Target) -> Arc<Buffer> {
+        let Target { buffer, promise, block, lending } = target;
         let even = block.len() as u64 / (2 * helpers::count() as u64);
         let slabs = wanted.slabs(even.clamp(SMALLEST_SLAB, SLAB) / element.max(1) as u64);
         let jobs = slabs.len().min(helpers::count());
@@ -156,7 +167,7 @@ impl Assembly {
             let assembly = assembly.clone();
             helpers::run(move || assembly.work());
         }
-        Ok(buffer)
+        buffer
     }
 
     /// Copies slabs until there are none left.
@@ -175,8 +186,8 @@ impl Assembly {
         let to = unsafe { std::slice::from_raw_parts_mut(self.block.as_ptr().add(offset), len) };
         for piece in &self.pieces {
             if let Some(part) = piece.part.overlap(slab) {
-                // SAFETY: a value, which nobody writes to.
-                copy(&part, &piece.region, unsafe { piece.stored.as_slice() }, slab, to, self.element);
+                // SAFETY: the block is a value, which nobody writes to.
+                copy(&part, &piece.region, unsafe { piece.block.as_slice() }, slab, to, self.element);
             }
         }
     }

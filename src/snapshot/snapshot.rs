@@ -10,9 +10,9 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::contents::{ArrayInfo, Contents};
 use super::helpers;
 use super::local::Copying;
-use super::room::Stored;
 use super::store::Store;
 use crate::abi::Status;
+use crate::sync::lock;
 use crate::wire::arena::Block;
 
 /// So many bytes of a value, one after the other, have a checksum of their own; the last ones may be fewer.
@@ -26,7 +26,7 @@ pub struct Checksums(pub(super) SmallVec<[u64; 1]>);
 #[derive(Clone)]
 pub struct Value {
     /// The dense elements, major-to-minor. Nobody writes to them.
-    pub stored: Stored,
+    pub block: Block,
     /// Where the store computes them.
     pub checksums: Option<Checksums>,
 }
@@ -120,8 +120,7 @@ impl Snapshot {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing here panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// How far it is.
@@ -204,7 +203,7 @@ impl Snapshot {
                 let Some(expected) = &value.checksums else {
                     return Err(Status::failed_precondition(format!("{} was taken without checksums", self.name())));
                 };
-                if checksums(&value.stored) != *expected {
+                if checksums(&value.block) != *expected {
                     return Err(Status::failed_precondition(format!("{} is damaged: a checksum differs", self.name())));
                 }
             }
@@ -229,21 +228,20 @@ impl Snapshot {
     }
 
     /// Takes in a value, or why there is none. Does not block: checksums are computed elsewhere.
-    pub(super) fn take_in(self: &Arc<Self>, shard: usize, value: Result<Arc<Block>, Status>) {
-        let stored = match value {
-            Ok(block) => Stored::whole(block),
+    pub(super) fn take_in(self: &Arc<Self>, shard: usize, value: Result<Block, Status>) {
+        let block = match value {
+            Ok(block) => block,
             Err(cause) => return self.fail(cause),
         };
-        let is_empty = stored.len() == 0;
-        if is_empty || !self.computes_checksums() {
-            let checksums = is_empty.then(|| checksums(&stored));
-            return self.settle(vec![(shard, Value { stored, checksums })]);
+        if block.is_empty() || !self.computes_checksums() {
+            let checksums = block.is_empty().then(|| checksums(&block));
+            return self.settle(vec![(shard, Value { block, checksums })]);
         }
         let snapshot = self.clone();
         helpers::run(move || {
             if snapshot.is_copying() {
-                let checksums = Some(checksums(&stored));
-                snapshot.settle(vec![(shard, Value { stored, checksums })]);
+                let checksums = Some(checksums(&block));
+                snapshot.settle(vec![(shard, Value { block, checksums })]);
             }
         });
     }
@@ -326,9 +324,9 @@ impl Snapshot {
 }
 
 /// The checksums of a value.
-fn checksums(stored: &Stored) -> Checksums {
-    // SAFETY: a value, which nobody writes to.
-    let bytes = unsafe { stored.as_slice() };
+fn checksums(block: &Block) -> Checksums {
+    // SAFETY: the block is a value, which nobody writes to.
+    let bytes = unsafe { block.as_slice() };
     if bytes.is_empty() {
         return Checksums(SmallVec::from_elem(xxh3_64(&[]), 1));
     }

@@ -1,6 +1,6 @@
 //! A store: the newest whole snapshots, as many as its size says.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::contents::Contents;
 use super::local::{self, Item};
@@ -61,8 +61,7 @@ impl Store {
     }
 
     fn ring(&self) -> MutexGuard<'_, Vec<Arc<Snapshot>>> {
-        // Nothing here panics while it holds the lock.
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ring)
     }
 
     pub(super) fn computes_checksums(&self) -> bool {
@@ -98,10 +97,10 @@ impl Store {
         }
         let (mut room, mut items, mut others) = (room.into_iter(), Vec::with_capacity(sizes.len()), Vec::new());
         for (shard, (buffer, copied)) in buffers.into_iter().zip(copied).enumerate() {
-            let stored = if copied { room.next() } else { None };
-            match (stored, buffer.hold()) {
-                (Some(stored), Some(held)) => items.push(Item { shard, held, stored }),
-                (stored, _) => others.push((shard, buffer.clone(), stored.map(|stored| stored.block()))),
+            let block = if copied { room.next() } else { None };
+            match (block, buffer.hold()) {
+                (Some(block), Some(held)) => items.push(Item { shard, held, block }),
+                (block, _) => others.push((shard, buffer.clone(), block)),
             }
         }
         let receiver: Arc<dyn Receiver> = snapshot.clone();
@@ -142,11 +141,11 @@ impl Store {
     }
 
     fn expected(&self) -> MutexGuard<'_, Option<Expectation>> {
-        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.expected)
     }
 
     /// A whole snapshot of values that are in the arena already, such as from a file.
-    pub(super) fn keep(self: &Arc<Self>, what: Description, blocks: Vec<Arc<Block>>) -> Arc<Snapshot> {
+    pub(super) fn keep(self: &Arc<Self>, what: Description, blocks: Vec<Block>) -> Arc<Snapshot> {
         let snapshot = Snapshot::new(self, what);
         if blocks.is_empty() {
             snapshot.complete();
@@ -183,7 +182,7 @@ impl Store {
     }
 
     fn committing(&self) -> MutexGuard<'_, ()> {
-        self.committing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.committing)
     }
 
     /// The whole snapshots, oldest first.

@@ -18,11 +18,11 @@ fn arena() -> Arc<Arena> {
     Arena::new(ArenaOptions { step: 1 << 20, ahead: 0, slack: u64::MAX, ..ArenaOptions::new(8 << 20) }).unwrap()
 }
 
-fn block(arena: &Arc<Arena>, len: u64, fill: u8) -> Arc<Block> {
+fn block(arena: &Arc<Arena>, len: u64, fill: u8) -> Block {
     let mut block = arena.allocate(len).unwrap();
     // SAFETY: nobody else knows of the block.
     unsafe { block.as_mut_slice() }.fill(fill);
-    Arc::new(block)
+    block
 }
 
 /// So many arrays of 16 bytes, one shard each.

@@ -1,12 +1,28 @@
 //! Copying much memory past the caches: what is not read soon would only push out of them what is, and is fetched from
 //! memory before it is overwritten.
 
-/// Copies `len` bytes.
+/// Fewer bytes are copied as ever.
+const FEW: usize = 16 << 10;
+
+/// Copies `len` bytes, past the caches if they are many.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`]: `from` can be read and `to` written for `len` bytes, which don't overlap.
-#[cfg(target_arch = "x86_64")]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if len < FEW {
+            std::ptr::copy_nonoverlapping(from, to, len);
+        } else {
+            past_caches(from, to, len);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     const LINE: usize = 64;
@@ -31,19 +47,17 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes.
-///
 /// # Safety
-/// As for [`std::ptr::copy_nonoverlapping`].
+/// As for [`copy`].
 #[cfg(not(target_arch = "x86_64"))]
-pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::copy;
+    use super::past_caches;
 
     #[test]
     fn any_alignment_and_length() {
@@ -53,7 +67,7 @@ mod tests {
         {
             let mut target = vec![0_u8; 2000];
             // SAFETY: both have room for it, and are two vectors.
-            unsafe { copy(source.as_ptr().add(from), target.as_mut_ptr().add(to), len) };
+            unsafe { past_caches(source.as_ptr().add(from), target.as_mut_ptr().add(to), len) };
             assert_eq!(target[to..to + len], source[from..from + len]);
             assert!(target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0));
         }

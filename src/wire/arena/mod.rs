@@ -18,7 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use super::machine;
@@ -26,6 +26,7 @@ use super::message::Extent;
 use super::numa::{self, Numbers, Placement};
 use super::shm::{self, Mapping, PAGE};
 use crate::abi::Status;
+use crate::sync::lock;
 use ranges::RangeSet;
 
 pub use ranges::FreeSpace;
@@ -197,9 +198,18 @@ impl Arena {
     /// # Errors
     /// RESOURCE_EXHAUSTED, saying how much is asked for, used and allowed.
     pub fn allocate(self: &Arc<Self>, len: u64) -> Result<Block, Status> {
+        self.allocate_as(len, Use::Host)
+    }
+
+    fn allocate_as(self: &Arc<Self>, len: u64, purpose: Use) -> Result<Block, Status> {
         let extent = if len == 0 { Extent { offset: 0, len: 0 } } else { self.shared.allocate(len, 1)? };
-        let start = self.shared.mapping.at(extent.offset, extent.len).ok_or_else(|| self.shared.too_little(len))?;
-        Ok(Block { owner: Owner::Arena(self.clone()), offset: extent.offset, len, start, is_for_device: false })
+        Ok(self.block(extent, purpose))
+    }
+
+    /// The stretch as a block.
+    fn block(self: &Arc<Self>, Extent { offset, len }: Extent, purpose: Use) -> Block {
+        let start = self.shared.mapping.at(offset, len).expect("what the arena allocates lies in its mapping");
+        Block { stretch: Arc::new(Stretch { arena: self.clone(), offset, len, purpose }), offset, len, start }
     }
 
     /// Allocates blocks of so many bytes each, one behind the other, so that what is allocated and freed together leaves no
@@ -217,8 +227,7 @@ impl Arena {
         let mut offset = self.shared.allocate(total, lens.len() as u64)?.offset;
         let mut blocks = Vec::with_capacity(lens.len());
         for &len in lens {
-            let start = self.shared.mapping.at(offset, len).ok_or_else(|| self.shared.too_little(len))?;
-            blocks.push(Block { owner: Owner::Arena(self.clone()), offset, len, start, is_for_device: false });
+            blocks.push(self.block(Extent { offset, len }, Use::Host));
             offset += reserved(len);
         }
         Ok(blocks)
@@ -236,12 +245,11 @@ impl Arena {
             }
             state.on_devices += len;
         }
-        let Ok(mut block) = self.allocate(len) else {
+        let block = self.allocate_as(len, Use::Device);
+        if block.is_err() {
             self.shared.lock().on_devices -= len;
-            return None;
-        };
-        block.is_for_device = true;
-        Some(block)
+        }
+        block.ok()
     }
 
     /// Says that so many bytes may come to be held at a time, by whoever has the result.
@@ -317,7 +325,7 @@ fn reserved(len: u64) -> u64 {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A stretch of so many bytes, for a number of blocks.
@@ -412,11 +420,11 @@ impl Shared {
         }
     }
 
-    fn free(&self, block: &Block) {
+    fn free(&self, stretch: &Stretch) {
         self.change(|state| {
-            state.space.give(block.offset, reserved(block.len));
+            state.space.give(stretch.offset, reserved(stretch.len));
             state.blocks -= 1;
-            state.on_devices -= if block.is_for_device { block.len } else { 0 };
+            state.on_devices -= if stretch.purpose == Use::Device { stretch.len } else { 0 };
         });
     }
 
@@ -521,30 +529,46 @@ impl Drop for Expectation {
     }
 }
 
-/// Who frees a block's stretch.
-#[derive(Debug)]
-enum Owner {
-    /// The block itself.
-    Arena(Arc<Arena>),
-    /// The block that it is a part of.
-    Whole(#[allow(dead_code, reason = "kept for its drop")] Arc<Block>),
+/// What a stretch is allocated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Host,
+    /// See [`Arena::allocate_for_device`].
+    Device,
 }
 
-/// A stretch of the arena that is free again once this, and all that is part of it, is dropped.
+/// A stretch of the arena, which is free again when this is dropped.
+#[derive(Debug)]
+struct Stretch {
+    arena: Arc<Arena>,
+    offset: u64,
+    len: u64,
+    purpose: Use,
+}
+
+impl Drop for Stretch {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            self.arena.shared.free(self);
+        }
+    }
+}
+
+/// Memory of the arena: a stretch, or a part of one. Clones and parts share it, and it is free again once the last of them
+/// is dropped.
 ///
-/// The memory is shared with the workers. While a worker may write to it (it holds a loan on it, or was told to
+/// The memory is shared with the workers, too. While a worker may write to it (it holds a loan on it, or was told to
 /// download to it and has not reported that it is done) nothing here may read or write it; while a worker may read
 /// it, nothing here may write.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Block {
-    owner: Owner,
+    stretch: Arc<Stretch>,
     offset: u64,
     len: u64,
     start: NonNull<u8>,
-    is_for_device: bool,
 }
 
-// SAFETY: `start` points into the mapping, which the `Arc` keeps; it isn't tied to a thread.
+// SAFETY: `start` points into the mapping, which the stretch's arena keeps; it isn't tied to a thread.
 unsafe impl Send for Block {}
 // SAFETY: shared references allow reading only through `unsafe` functions whose callers exclude writers.
 unsafe impl Sync for Block {}
@@ -555,20 +579,19 @@ impl Block {
         Extent { offset: self.offset, len: self.len }
     }
 
-    /// `len` bytes of a block from `offset` on, as a block of their own; `None` where they aren't all in it.
-    pub fn part(whole: &Arc<Self>, offset: u64, len: u64) -> Option<Self> {
-        if offset.checked_add(len)? > whole.len {
+    /// `len` bytes of the block from `offset` on; `None` where they aren't all in it.
+    pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
+        if offset.checked_add(len)? > self.len {
             return None;
         }
         // SAFETY: within the block, or one past its end.
-        let start = unsafe { whole.start.add(offset as usize) };
-        Some(Self {
-            owner: Owner::Whole(whole.clone()),
-            offset: whole.offset + offset,
-            len,
-            start,
-            is_for_device: false,
-        })
+        let start = unsafe { self.start.add(offset as usize) };
+        Some(Self { stretch: self.stretch.clone(), offset: self.offset + offset, len, start })
+    }
+
+    /// The same block for whoever does not keep it.
+    pub fn downgrade(&self) -> WeakBlock {
+        WeakBlock { stretch: Arc::downgrade(&self.stretch), extent: self.extent() }
     }
 
     /// Bytes, as asked for.
@@ -576,7 +599,7 @@ impl Block {
         self.len as usize
     }
 
-    /// Whether it was allocated with no bytes.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -598,20 +621,26 @@ impl Block {
     /// The bytes, to write.
     ///
     /// # Safety
-    /// No other process reads or writes the block while the result lives.
+    /// Nobody else, in whichever process and through whatever shares the memory, reads or writes it while the result lives.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the exclusive borrow keeps this process's other users away.
+        // SAFETY: as above, by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len()) }
     }
 }
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        if let Owner::Arena(arena) = &self.owner
-            && self.len > 0
-        {
-            arena.shared.free(self);
-        }
+/// A block that may be free already.
+#[derive(Clone, Debug)]
+pub struct WeakBlock {
+    stretch: Weak<Stretch>,
+    extent: Extent,
+}
+
+impl WeakBlock {
+    /// The block, if somebody has kept its stretch.
+    pub fn upgrade(&self) -> Option<Block> {
+        let (stretch, Extent { offset, len }) = (self.stretch.upgrade()?, self.extent);
+        let start = stretch.arena.shared.mapping.at(offset, len)?;
+        Some(Block { stretch, offset, len, start })
     }
 }
 

@@ -168,10 +168,10 @@ fn sizes_read_well() {
 #[test]
 fn parts_keep_the_whole() {
     let arena = Arena::new(ArenaOptions { step: PAGE, ..options(MIB) }).unwrap();
-    let whole = Arc::new(arena.allocate(1000).unwrap());
-    let part = Block::part(&whole, 100, 900).unwrap();
+    let whole = arena.allocate(1000).unwrap();
+    let part = whole.part(100, 900).unwrap();
     assert_eq!(part.extent(), Extent { offset: whole.extent().offset + 100, len: 900 });
-    assert!(Block::part(&whole, 100, 901).is_none() && Block::part(&whole, u64::MAX, 2).is_none());
+    assert!(whole.part(100, 901).is_none() && whole.part(u64::MAX, 2).is_none());
     drop(whole);
     assert_eq!(arena.stats().blocks, 1);
     drop(part);

@@ -1,7 +1,7 @@
 //! `PJRT_Buffer`.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::client::shape;
 use super::device::{DeviceHandle, MemoryHandle, Places};
@@ -17,6 +17,7 @@ use crate::runtime::event::Event;
 use crate::runtime::host_array::HostArray;
 use crate::runtime::transfer::Promise;
 use crate::runtime::view::View;
+use crate::sync::lock;
 use crate::wire::arena::Block;
 use crate::wire::message::Layout;
 
@@ -61,7 +62,7 @@ impl BufferHandle {
         }
         let view = self.buffer.view()?;
         let address = view.as_ptr().cast();
-        *self.lent.lock().unwrap_or_else(PoisonError::into_inner) = Some(view);
+        *lock(&self.lent) = Some(view);
         Ok(address)
     }
 }
@@ -473,7 +474,7 @@ entries! {
         // SAFETY: a live buffer of ours.
         let handle = unsafe { BufferHandle::borrow(args.buffer)? };
         // Locked first: who comes between gets its view after this.
-        let mut lent = handle.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lent = lock(&handle.lent);
         if handle.buffer.remove_external_reference()? == 0 {
             lent.take();
         }

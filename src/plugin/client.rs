@@ -1,6 +1,6 @@
 //! `PJRT_Client` and what a framework asks before it has one.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::buffer::{BufferHandle, host_array};
 use super::device::{DeviceHandle, MemoryHandle, Places};
@@ -17,6 +17,7 @@ use crate::runtime;
 use crate::runtime::buffer::{DeviceLayout, Place, Shape};
 use crate::runtime::client::Client;
 use crate::runtime::transfer::Promise;
+use crate::sync::lock;
 
 /// A client in a caller's hands.
 pub struct ClientHandle {
@@ -89,7 +90,7 @@ entries! {
     }
 
     PJRT_Plugin_Attributes(args: PJRT_Plugin_Attributes_Args) {
-        let mut attributes = ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attributes = lock(&ATTRIBUTES);
         if attributes.is_none() {
             *attributes = Some(Arc::new(NamedValues::new(runtime::compiler::plugin_attributes()?)));
         }

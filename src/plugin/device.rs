@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::entry::{entries, quietly, refusals};
 use super::extensions::MemoryKind;
@@ -12,6 +12,7 @@ use super::values::NamedValues;
 use crate::abi::{Status, sys};
 use crate::runtime::client::Client;
 use crate::runtime::device::{Device, Memory};
+use crate::sync::lock;
 use crate::wire::message::{DeviceInfo, Query, Reply, Value};
 
 /// All devices and memories of a client as C sees them. Shared by everything that hands out pointers to them.
@@ -214,7 +215,7 @@ unsafe extern "C" fn get_user_data(memory: *mut sys::PJRT_Memory, key: *const c_
     quietly(std::ptr::null_mut(), || {
         // SAFETY: a live memory of ours.
         let Ok(memory) = (unsafe { MemoryHandle::borrow(memory) }) else { return std::ptr::null_mut() };
-        let data = memory.user_data.lock().unwrap_or_else(PoisonError::into_inner);
+        let data = lock(&memory.user_data);
         data.get(&key.addr()).map_or(std::ptr::null_mut(), |kept| kept.data)
     })
 }
@@ -228,7 +229,7 @@ unsafe extern "C" fn set_user_data(
     quietly((), || {
         // SAFETY: a live memory of ours.
         let Ok(memory) = (unsafe { MemoryHandle::borrow(memory) }) else { return };
-        let mut data_by_key = memory.user_data.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut data_by_key = lock(&memory.user_data);
         let replaced = data_by_key.insert(key.addr(), UserData { data, deleter });
         // The deleter is foreign code: it runs outside the lock.
         drop(data_by_key);

@@ -12,6 +12,7 @@ use super::handle::Handle;
 use crate::abi::{Status, sys};
 use crate::runtime::buffer::{Buffer, Place};
 use crate::runtime::transfer::{Lending, Promise};
+use crate::sync::lock;
 use crate::wire::arena::Block;
 
 /// A transfer manager in a caller's hands.
@@ -47,7 +48,7 @@ impl TransferHandle {
         let part = part.ok_or_else(|| {
             Status::invalid(format!("the transfer manager has {} buffers, none at {index}", self.parts.len()))
         })?;
-        Ok(part.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(lock(part))
     }
 
     /// Lets `fill` write to the bytes of an open part; sends them off with the last of them.

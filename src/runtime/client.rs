@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use super::buffer::{Place, Shape, unexpected};
 use super::compiler::Compiler;
@@ -17,6 +17,7 @@ use super::slice::Slice;
 use super::spares::Spares;
 use crate::abi::Status;
 use crate::config::{Config, MOST_SLICES};
+use crate::sync::lock;
 use crate::wire::arena::{Arena, ArenaOptions, Block};
 use crate::wire::machine;
 use crate::wire::message::{ExecutableId, Layout, NamedValue, Query, Reply, Start, TopologySource, Value};
@@ -100,7 +101,7 @@ impl Shared {
 
     /// The programs that are alive.
     pub fn programs(&self) -> Vec<Arc<Program>> {
-        self.programs.lock().unwrap_or_else(PoisonError::into_inner).values().filter_map(Weak::upgrade).collect()
+        lock(&self.programs).values().filter_map(Weak::upgrade).collect()
     }
 }
 
@@ -296,7 +297,7 @@ impl Client {
     /// The inner plugin's default layout of a type and shape. Asked once for each.
     pub fn default_layout(&self, shape: &Shape) -> Result<KnownLayout, Status> {
         let key = Shape::new(shape.element_type, shape.dims.clone());
-        if let Some(known) = self.layouts.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        if let Some(known) = lock(&self.layouts).get(&key) {
             return Ok(known.clone());
         }
         let query = Query::DefaultLayout {
@@ -308,7 +309,7 @@ impl Client {
             Reply::DefaultLayout(layout, text) => (layout, Arc::from(text)),
             other => return Err(unexpected(&other)),
         };
-        self.layouts.lock().unwrap_or_else(PoisonError::into_inner).insert(key, known.clone());
+        lock(&self.layouts).insert(key, known.clone());
         Ok(known)
     }
 
@@ -337,7 +338,7 @@ impl Client {
 
     /// Held while the parts of a launch that spans slices are sent.
     pub fn spanning_order(&self) -> MutexGuard<'_, ()> {
-        self.spanning_order.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.spanning_order)
     }
 
     /// The compiler.
@@ -357,11 +358,11 @@ impl Client {
     }
 
     pub(super) fn keep_program(&self, program: &Arc<Program>) {
-        self.shared.programs.lock().unwrap_or_else(PoisonError::into_inner).insert(program.id, Arc::downgrade(program));
+        lock(&self.shared.programs).insert(program.id, Arc::downgrade(program));
     }
 
     pub(super) fn forget_program(&self, id: ExecutableId) {
-        self.shared.programs.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        lock(&self.shared.programs).remove(&id);
     }
 }
 

@@ -15,6 +15,7 @@ use super::session::Session;
 use crate::abi::{Code, Status};
 use crate::config::Config;
 use crate::program::artifact::{Artifact, Part};
+use crate::sync::lock;
 use crate::wire::message::{
     Command, CompileJob, CompiledSpanning, NamedValue, Query, Reply, SpanningJob, TopologyInfo, TopologySource,
 };
@@ -109,7 +110,7 @@ impl Compiler {
     }
 
     fn all() -> std::sync::MutexGuard<'static, Vec<Arc<Self>>> {
-        COMPILERS.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&COMPILERS)
     }
 
     fn get(config: &Config) -> Arc<Self> {
@@ -134,7 +135,7 @@ impl Compiler {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The compiler for a client, which gives it back with [`Compiler::leave`].
@@ -203,12 +204,12 @@ impl Compiler {
     /// Compiles a program, or finds what was compiled from the same before.
     pub fn compile(&self, job: &Job) -> Result<Arc<CompiledSpanning>, Status> {
         let key = job.key();
-        if let Some(kept) = self.kept.lock().unwrap_or_else(PoisonError::into_inner).programs.get(&key) {
+        if let Some(kept) = lock(&self.kept).programs.get(&key) {
             return Ok(kept.clone());
         }
         let compiled = Arc::new(self.compile_anew(job)?);
         if compiled.parts.iter().all(|part| part.serialized.is_ok()) {
-            self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(key, &compiled);
+            lock(&self.kept).keep(key, &compiled);
         }
         Ok(compiled)
     }

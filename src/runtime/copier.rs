@@ -1,8 +1,10 @@
 //! A thread that copies large results to the framework's memory, so that listeners go on listening meanwhile.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
+
+use crate::sync::lock;
 
 /// Copies up to this many bytes are made at once, by whoever has them.
 const AT_ONCE: u64 = 256 << 10;
@@ -19,7 +21,7 @@ impl Copier {
         if bytes <= AT_ONCE {
             return job();
         }
-        let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = lock(&self.0);
         if thread.is_none() {
             let (sender, jobs) = channel::<Job>();
             let copy = move || jobs.into_iter().for_each(|job| job());
@@ -41,7 +43,7 @@ impl Copier {
 
     /// Finishes the copies under way and ends the thread.
     pub fn stop(&self) {
-        let thread = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = lock(&self.0).take();
         if let Some((sender, handle)) = thread {
             drop(sender);
             if handle.thread().id() != std::thread::current().id() {

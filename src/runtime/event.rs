@@ -4,6 +4,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::Status;
+use crate::sync::lock;
 
 /// The result that an event comes to.
 pub type Outcome = Result<(), Status>;
@@ -38,7 +39,7 @@ impl Event {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code of ours panics while it holds the lock: callbacks run outside it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Gives the result and runs the callbacks on this thread. Only the first result counts; returns whether this was it.

@@ -3,13 +3,14 @@
 //! They are real where that is safe for the machine: a killed or stopped process is killed or stopped by a signal,
 //! and memory runs out at a limit that the kernel holds.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use serde::{Deserialize, Serialize};
 
 use super::slice::Slice;
 use super::status;
+use crate::sync::lock;
 use crate::wire::message::{Command, Misbehaviour};
 
 /// Address space that a worker may still get when its memory is to run out.
@@ -50,7 +51,7 @@ pub enum Kind {
 static PENDING: Mutex<Vec<Fault>> = Mutex::new(Vec::new());
 
 fn pending() -> MutexGuard<'static, Vec<Fault>> {
-    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&PENDING)
 }
 
 /// Does it, or keeps it for its step.

@@ -6,8 +6,9 @@
 //! for. Values of declared buffers come later than their place in the order, so they pass, unless their declaration waits.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use crate::sync::lock;
 use crate::wire::message::Command;
 
 /// Launches under way at a worker; fewer than the 32 that XLA's CPU plugin takes on a device without blocking.
@@ -62,7 +63,7 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

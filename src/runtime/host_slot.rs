@@ -1,7 +1,8 @@
 //! Where the value of a buffer in host memory is: in a block of the arena, once it has come.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use crate::sync::lock;
 use crate::wire::arena::Block;
 
 /// The place of a value that may be still to come. The framework may let go of it before those who wait have it.
@@ -25,7 +26,7 @@ impl HostSlot {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing here panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// The value if it is there; else the caller is counted as waiting, and must [collect](Self::collect) it.

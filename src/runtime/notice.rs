@@ -5,12 +5,14 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::sync::lock;
+
 /// Changes so far, in all clients of the process. Taken alone or innermost.
 static CHANGES: Mutex<u64> = Mutex::new(0);
 static CHANGED: Condvar = Condvar::new();
 
 fn changes() -> MutexGuard<'static, u64> {
-    CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CHANGES)
 }
 
 /// Says that something changed. To be called once it can be seen.

@@ -1,7 +1,7 @@
 //! Programs as the framework holds them: compiled once, placed on devices, loaded onto each incarnation that runs them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
 
@@ -11,6 +11,7 @@ use super::session::Session;
 use crate::abi::Status;
 use crate::program::artifact::{Artifact, Part};
 use crate::program::spanning;
+use crate::sync::lock;
 use crate::wire::message::{Command, Dims, ExecutableId, ExecutableInfo, Query};
 
 /// A program that can run on the client's devices.
@@ -133,7 +134,7 @@ impl Program {
 
     /// Sends the program to a worker that does not have it yet.
     pub fn ensure_loaded(&self, session: &Session) {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.loaded);
         // A program that is deleted is loaded no more: nobody would unload it.
         if !self.is_deleted() && note(&mut loaded, session.slice, session.incarnation) {
             // Sent under the lock: whoever finds the program loaded must come after this in the worker's queue.
@@ -144,7 +145,7 @@ impl Program {
 
     /// As [`Self::ensure_loaded`], for a worker that has the code already: it was a spare that was kept warm.
     pub fn adopt(&self, session: &Session) {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.loaded);
         if note(&mut loaded, session.slice, session.incarnation) {
             self.announce(session);
         }
@@ -190,7 +191,7 @@ impl Program {
             return;
         }
         self.client.forget_program(self.id);
-        let loaded = std::mem::take(&mut *self.loaded.lock().unwrap_or_else(PoisonError::into_inner));
+        let loaded = std::mem::take(&mut *lock(&self.loaded));
         for (slice, incarnation) in loaded {
             let session = self.client.session(slice);
             if session.incarnation == incarnation {

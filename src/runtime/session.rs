@@ -12,6 +12,7 @@ use super::event::{Event, Outcome};
 use super::gate::Gate;
 use super::view::{Heap, Places};
 use crate::abi::Status;
+use crate::sync::lock;
 use crate::wire::arena::Block;
 use crate::wire::connection::{ClientEnd, ConnectionError, Wake};
 use crate::wire::ids::IdMap;
@@ -109,7 +110,7 @@ impl Session {
 
     /// The worker's heap, if it has one and lives.
     pub fn heap(&self) -> Option<Arc<Heap>> {
-        self.heap.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.heap).clone()
     }
 
     /// Keeps what the worker said of its inner client. Only the first counts.
@@ -197,7 +198,7 @@ impl Session {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 
     fn loss(&self) -> Status {
@@ -367,7 +368,7 @@ impl Session {
 
     /// Keeps a block from being given to anybody else for as long as the lost worker may still write to it.
     pub fn keep_until_reaped(&self, block: Block) {
-        if let Some(graveyard) = &mut *self.graveyard.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(graveyard) = &mut *lock(&self.graveyard) {
             graveyard.push(block);
         }
     }
@@ -384,8 +385,8 @@ impl Session {
 
     /// The worker is dead and reaped: nothing of it touches the arena any more.
     pub fn reaped(&self) {
-        self.graveyard.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let heap = self.heap.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.graveyard).take();
+        let heap = lock(&self.heap).take();
         if let Some(heap) = heap {
             heap.close();
         }

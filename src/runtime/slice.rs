@@ -15,6 +15,7 @@ use super::pulse::{Pulse, Sign};
 use super::session::Session;
 use crate::abi::{Code, Status};
 use crate::slice::{Action, Event, Incarnation, Loss, LossCause, Order, Rest, Slice as Machine, State};
+use crate::sync::lock;
 use crate::wire::connection::ConnectionError;
 use crate::wire::message::{Command, ExecutableId, Report, Urgent};
 
@@ -76,12 +77,12 @@ impl Slice {
         let thread = std::thread::Builder::new().name(format!("mainstay-{index}")).spawn(move || keeper.keep());
         let thread =
             thread.map_err(|error| Status::exhausted(format!("no thread for slice {index} can be had: {error}")))?;
-        *slice.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        *lock(&slice.thread) = Some(thread);
         Ok(slice)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The first worker's session, once it is ready. Bounded by the configured time to start.
@@ -133,7 +134,7 @@ impl Slice {
     pub fn begin_stop(&self) {
         self.known().orders.push(Order::Stop(Rest::Closed));
         self.changed.notify_all();
-        let listened_to = self.listened_to.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let listened_to = lock(&self.listened_to).clone();
         if let Some(session) = listened_to {
             session.wake_listener();
         }
@@ -142,7 +143,7 @@ impl Slice {
     /// Waits until the worker is gone and the thread has ended. Bounded: a worker that does not leave is killed.
     pub fn stop(&self) {
         self.begin_stop();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
         {
@@ -359,7 +360,7 @@ impl Keeper {
                 let bound = self.slice.shared.config.heartbeat_timeout;
                 self.pulse = bound.map(|bound| Pulse::new(bound, worker.pulse(), Instant::now()));
                 self.worker = Some(worker);
-                *self.slice.listened_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.clone());
+                *lock(&self.slice.listened_to) = Some(session.clone());
                 let mut events = vec![Event::Spawned(session.pid)];
                 if is_up {
                     let published = self.publish(&session);

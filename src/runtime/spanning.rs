@@ -4,7 +4,7 @@
 //! process, joined at run time by the workers' exchange in shared memory. What the TPU's and the GPU's own engines need is
 //! in `docs/architecture.md`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
@@ -15,6 +15,7 @@ use super::session::Session;
 use crate::abi::Status;
 use crate::program::artifact::{Artifact, Part};
 use crate::program::spanning::{Place, Placement, options};
+use crate::sync::lock;
 use crate::wire::message::{
     Command, CompileJob, ExecutableId, LaunchId, NamedValue, SpanningJob, SpanningPart, Urgent, Value,
 };
@@ -154,7 +155,7 @@ impl Joint {
     }
 
     fn state(&self) -> MutexGuard<'_, Progress> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn device_is_over(&self, outcome: &Outcome) {

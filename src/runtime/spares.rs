@@ -4,7 +4,7 @@
 //! that thread lives until the slices are done with the workers they took. It also loads the programs in use.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use super::listen::Worker;
 use super::program::Program;
 use crate::abi::Status;
 use crate::slice::Incarnation;
+use crate::sync::lock;
 use crate::wire::message::{ClientDescription, Command, ExecutableId, Report};
 
 /// How often spares are looked at, while one is on its way up and otherwise.
@@ -71,7 +72,7 @@ impl Spares {
         let thread = std::thread::Builder::new().name("mainstay-spares".into()).spawn(move || keep(&keeper));
         let thread =
             thread.map_err(|error| Status::exhausted(format!("no thread for spare workers can be had: {error}")))?;
-        *shared.spares.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        *lock(&shared.spares.thread) = Some(thread);
         Ok(())
     }
 
@@ -99,7 +100,7 @@ impl Spares {
     pub fn stop(&self) {
         self.lock().is_stopping = true;
         self.changed.notify_all();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
         {
@@ -109,7 +110,7 @@ impl Spares {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

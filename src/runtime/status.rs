@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,7 @@ use super::client::Client;
 use super::fault::{self, Fault};
 use super::notice;
 use crate::slice::{Loss, State};
+use crate::sync::lock;
 
 /// The beginning of a request for a fault, before its description as JSON.
 const FAULT: &str = "fault ";
@@ -111,7 +112,7 @@ struct Registry {
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry { clients: Vec::new(), serving: false });
 
 fn registry() -> MutexGuard<'static, Registry> {
-    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&REGISTRY)
 }
 
 /// From now on the client is told about.

@@ -18,11 +18,12 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::event::Event;
 use super::session::Session;
 use crate::abi::Status;
+use crate::sync::lock;
 use crate::wire::arena::Block;
 use crate::wire::machine;
 use crate::wire::message::place::{self, Place};
@@ -94,7 +95,7 @@ impl Heap {
     }
 
     fn views(&self) -> MutexGuard<'_, Views> {
-        self.views.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.views)
     }
 }
 

@@ -12,9 +12,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use super::inner::Buffer;
+use crate::sync::lock;
 use crate::wire::arena::{ArenaView, FreeSpace};
 use crate::wire::ids::IdMap;
 use crate::wire::message::place::{self, Place};
@@ -95,7 +96,7 @@ pub fn allocate(align: usize, len: usize) -> Option<NonNull<u8>> {
     let heap = HEAP.get()?;
     let align = if len as u64 >= WORTHWHILE { align.max(PAGE as usize) } else { align };
     let len = len.checked_next_multiple_of(align)? as u64;
-    let mut state = heap.state.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = lock(&heap.state);
     if state.left {
         return None;
     }
@@ -108,14 +109,14 @@ pub fn allocate(align: usize, len: usize) -> Option<NonNull<u8>> {
 /// From now on blocks come from the C library again, so that a limit of the process's memory is felt.
 pub fn leave() {
     if let Some(heap) = HEAP.get() {
-        heap.state.lock().unwrap_or_else(PoisonError::into_inner).left = true;
+        lock(&heap.state).left = true;
     }
 }
 
 /// Frees the block at an [offset](offset_of). What is no block's start is a bug of whoever frees it, and stays as it is.
 pub fn free(offset: u64) {
     let Some(heap) = HEAP.get() else { return };
-    let mut state = heap.state.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = lock(&heap.state);
     let Some(len) = state.blocks.remove(&offset) else { return };
     if len < WORTHWHILE || state.touched + len <= heap.slack {
         state.touched += len;
@@ -124,11 +125,11 @@ pub fn free(offset: u64) {
     drop(state);
     // Nobody has the block now. A refusal costs memory that is used again later.
     let _ = shm::release(&heap.fd, offset, len);
-    heap.state.lock().unwrap_or_else(PoisonError::into_inner).space.give(offset, len);
+    lock(&heap.state).space.give(offset, len);
 }
 
 /// Bytes of the block at an [offset](offset_of).
 pub fn len_of(offset: u64) -> Option<usize> {
-    let state = HEAP.get()?.state.lock().unwrap_or_else(PoisonError::into_inner);
+    let state = lock(&HEAP.get()?.state);
     state.blocks.get(&offset).map(|len| *len as usize)
 }

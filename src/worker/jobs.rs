@@ -1,7 +1,9 @@
 //! Threads for jobs that take long: each job has one of its own, and at most so many run at a time.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::sync::lock;
 
 /// Compilers recurse deeply: as much stack as a main thread has, and more. Only what is used takes memory.
 const STACK_BYTES: usize = 64 << 20;
@@ -58,7 +60,7 @@ impl Jobs {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

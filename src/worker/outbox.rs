@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use super::inner::Event;
 use super::process::{self, Exit};
 use crate::abi::Status;
+use crate::sync::lock;
 use crate::wire::connection::{ConnectionError, Wake, WorkerEnd};
 use crate::wire::message::{BufferId, FEW_BYTES, LoanId, Reply, Report, RequestId};
 
@@ -113,7 +114,7 @@ impl Outbox {
 
     /// Waits until nothing is in flight: for as long as the inner plugin takes, or the client lives.
     pub fn wait_until_idle(&self) {
-        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.0.idle);
         while self.0.in_flight.load(Ordering::Acquire) != 0 {
             idle = self.0.is_idle.wait(idle).unwrap_or_else(PoisonError::into_inner);
         }
@@ -127,7 +128,7 @@ impl Drop for Flight {
     fn drop(&mut self) {
         if self.0.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
             // With the lock held, so that a waiter is either before its look at the count or asleep.
-            let _idle = self.0.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let _idle = lock(&self.0.0.idle);
             self.0.0.is_idle.notify_all();
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::spin::Spin;
 use super::{ConnectionError, Link, MOST_URGENT_BYTES, acknowledge, codec, is_ready, notify, poll, readable};
+use crate::sync::lock;
 use crate::wire::message::{Command, Report, Urgent};
 use crate::wire::ring::{Consumer, Producer, Sent, Wake};
 
@@ -103,7 +104,7 @@ impl ClientEnd {
     }
 
     pub(super) fn waiting_urgent(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
-        self.urgent.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.urgent)
     }
 
     fn flush_urgent(&self, waiting: &mut VecDeque<Vec<u8>>) {
@@ -138,7 +139,7 @@ impl ClientEnd {
     }
 
     fn lock(&self) -> MutexGuard<'_, Outgoing> {
-        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outgoing)
     }
 
     /// Sends what waits, as far as there is room.

@@ -1,9 +1,9 @@
 //! The worker's end: commands received by one thread, reports sent from any.
 
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::spin::{self, Spin};
 use super::{ConnectionError, Link, MOST_URGENT_BYTES, acknowledge, codec, hung_up, is_ready, notify, poll, readable};
+use crate::sync::lock;
 use crate::wire::message::{Command, Report, Urgent};
 use crate::wire::ring::{Consumer, Producer, Sent, Wake};
 
@@ -56,7 +57,7 @@ impl WorkerEnd {
     /// # Errors
     /// [`ConnectionError::Closed`] once the client is gone and all it said was handed out.
     pub fn recv(&self, timeout: Option<Duration>) -> Result<Option<Command>, ConnectionError> {
-        let incoming = &mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let incoming = &mut *lock(&self.commands);
         if let Some(command) = self.take(&mut incoming.consumer)? {
             return Ok(Some(command));
         }
@@ -80,7 +81,7 @@ impl WorkerEnd {
     /// # Errors
     /// Only [`ConnectionError::Corrupt`].
     pub fn try_recv(&self) -> Result<Option<Command>, ConnectionError> {
-        self.take(&mut self.commands.lock().unwrap_or_else(PoisonError::into_inner).consumer)
+        self.take(&mut lock(&self.commands).consumer)
     }
 
     /// Makes [`Self::recv`] return soon, with or without a command: something else is to be done by its thread.
@@ -103,7 +104,7 @@ impl WorkerEnd {
     /// As [`Self::send`].
     pub fn send_and(&self, report: &Report, wake: Wake) -> Result<(), ConnectionError> {
         codec::encoded(report, |bytes| {
-            let mut producer = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut producer = lock(&self.reports);
             if self.closed.load(Relaxed) {
                 return Err(ConnectionError::Closed);
             }

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::sync::lock;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Runs jobs in the order of their arrival, several at a time. Dropping it runs what is left and ends the threads.
@@ -33,7 +35,7 @@ impl Pool {
 
     /// Runs a job soon.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let mut jobs = self.queue.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = lock(&self.queue.jobs);
         jobs.0.push_back(Box::new(job));
         drop(jobs);
         self.queue.arrived.notify_one();
@@ -43,7 +45,7 @@ impl Pool {
 impl Queue {
     fn work(&self) {
         loop {
-            let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut jobs = lock(&self.jobs);
             let job = loop {
                 if let Some(job) = jobs.0.pop_front() {
                     break job;
@@ -62,7 +64,7 @@ impl Queue {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.queue.jobs.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        lock(&self.queue.jobs).1 = true;
         self.queue.arrived.notify_all();
         for thread in self.threads.drain(..) {
             // The last owner of the pool may be one of its own jobs.

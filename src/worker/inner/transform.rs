@@ -4,10 +4,11 @@
 //! callback that answers with an error ends that compilation, a tenth of the way through its time.
 
 use std::cell::Cell;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use super::Plugin;
 use crate::abi::{Status, new_args, sys};
+use crate::sync::lock;
 
 /// The error that ends a compilation; recognised in what the plugin makes of it.
 const STOP: &str = "mainstay has the plan that it wanted";
@@ -28,7 +29,7 @@ impl Plugin {
     /// # Errors
     /// The compilation's own.
     pub fn compile_to_plan<T>(&self, compile: impl FnOnce() -> Result<T, Status>) -> Result<Option<T>, Status> {
-        let _one = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&REGISTERED);
         let extension = self.api.extension::<sys::PJRT_Xla_Transform_Extension>();
         let functions = extension.and_then(|it| Some((it.register_xla_transform?, it.clear_xla_transform?)));
         let Some((register, clear)) = functions else { return compile().map(Some) };

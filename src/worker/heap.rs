@@ -2,8 +2,11 @@
 //!
 //! XLA's CPU plugin gets the memory of buffers from the C library, as aligned blocks. The `mainstay` executable defines
 //! those functions itself (see `main.rs`), so that in a worker they end up here: aligned blocks are cut from a memfd
-//! that the client has mapped as well, and a value is read there in place, without a copy and without asking. As freed
-//! blocks stay touched and are given out again, fresh results cost no page faults either.
+//! that the client has mapped as well, and a value is read there in place, without a copy and without asking.
+//!
+//! Memory that nobody has touched costs the kernel ten times as long as copying to it. So freed blocks keep theirs for some
+//! seconds, after which a thread gives it back (a little is kept for good), and large blocks of new memory are touched by
+//! several threads.
 //!
 //! The client only reads; the allocator's state is private to this process. Without room, and in every process but a
 //! worker, memory comes from the C library as ever.
@@ -12,19 +15,33 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::inner::Buffer;
 use crate::sync::lock;
-use crate::wire::arena::{ArenaView, FreeSpace};
+use crate::wire::arena::{ArenaView, FreeSpace, RangeSet};
 use crate::wire::ids::IdMap;
+use crate::wire::machine;
 use crate::wire::message::place::{self, Place};
 use crate::wire::shm::{self, Mapping, PAGE};
 
 /// Aligned blocks are those that the plugin's buffers are made of: XLA's CPU plugin aligns them so.
 pub const ALIGNMENT: usize = 64;
-/// Free blocks of at least this many bytes are given back to the machine, once many bytes lie free.
+/// Free blocks of at least this many bytes are given back to the machine after a while.
 const WORTHWHILE: u64 = 1 << 20;
+/// Of freed blocks that have rested for one to two of these, memory is given back.
+const REST: Duration = Duration::from_secs(5);
+/// So much at once, for which it can't be had.
+const GIVEN_BACK: u64 = 64 << 20;
+/// This part of the machine's memory is left to others, however much rests.
+const LEFT_TO_OTHERS: u64 = 4;
+/// What the machine has left is looked up again after this long.
+const LOOK_UP: Duration = Duration::from_millis(100);
+/// From so many bytes without memory on, several threads touch them.
+const TOUCHED_AHEAD: u64 = 16 << 20;
+/// More threads than this gain nothing.
+const MOST_TOUCHING: usize = 4;
 /// The process's shared heap, once [`start`] was called.
 static HEAP: OnceLock<Heap> = OnceLock::new();
 /// Address and length of the heap's mapping: looked at by every `free` of the process, also before [`start`].
@@ -36,16 +53,25 @@ struct Heap {
     /// Lent blocks of it are device memory as well.
     arena: Option<&'static ArenaView>,
     mapping: Mapping,
+    /// Of large blocks that are freed, so many bytes keep their memory.
     slack: u64,
     state: Mutex<State>,
+    /// More rests than may stay.
+    plenty: Condvar,
 }
 
 struct State {
     space: FreeSpace,
     /// Bytes of each block, by offset.
     blocks: IdMap<u64>,
-    /// About how many free bytes have memory.
-    touched: u64,
+    /// Free memory of large blocks, some of which were freed since the last look at them, and the rest before.
+    recent: RangeSet,
+    rested: RangeSet,
+    /// So many bytes may rest, as was found then.
+    allowed: u64,
+    looked_up: Option<Instant>,
+    /// Somebody gives back what has rested.
+    is_kept: bool,
     /// No more blocks are given.
     left: bool,
 }
@@ -56,15 +82,15 @@ struct State {
 /// # Errors
 /// The kernel's refusal to map it; then nothing changes.
 pub fn start(fd: OwnedFd, slack: u64, arena: Option<&'static ArenaView>) -> std::io::Result<()> {
-    let mapping = Mapping::new(fd.as_fd())?;
-    mapping.prefer_huge_pages();
-    let (len, address) = (mapping.len(), mapping.address());
-    let state = State { space: FreeSpace::new(len as u64), blocks: HashMap::default(), touched: 0, left: false };
-    let heap = Heap { fd, arena, mapping, slack, state: Mutex::new(state) };
-    if HEAP.set(heap).is_ok() {
-        START.store(address, Ordering::Release);
-        LEN.store(len, Ordering::Release);
+    let heap = Heap::new(fd, slack, arena)?;
+    let (len, address) = (heap.mapping.len(), heap.mapping.address());
+    if HEAP.set(heap).is_err() {
+        return Ok(());
     }
+    START.store(address, Ordering::Release);
+    LEN.store(len, Ordering::Release);
+    // Without a thread freed memory is given back at once.
+    let _ = std::thread::Builder::new().name("mainstay-heap".into()).spawn(|| HEAP.get().map(Heap::keep));
     Ok(())
 }
 
@@ -93,17 +119,7 @@ pub fn allocate(align: usize, len: usize) -> Option<NonNull<u8>> {
     if align < ALIGNMENT || len == 0 {
         return None;
     }
-    let heap = HEAP.get()?;
-    let align = if len as u64 >= WORTHWHILE { align.max(PAGE as usize) } else { align };
-    let len = len.checked_next_multiple_of(align)? as u64;
-    let mut state = lock(&heap.state);
-    if state.left {
-        return None;
-    }
-    let offset = state.space.take(len, align as u64)?;
-    state.touched = state.touched.saturating_sub(len);
-    state.blocks.insert(offset, len);
-    heap.mapping.at(offset, len)
+    HEAP.get()?.allocate(align, len)
 }
 
 /// From now on blocks come from the C library again, so that a limit of the process's memory is felt.
@@ -115,21 +131,248 @@ pub fn leave() {
 
 /// Frees the block at an [offset](offset_of). What is no block's start is a bug of whoever frees it, and stays as it is.
 pub fn free(offset: u64) {
-    let Some(heap) = HEAP.get() else { return };
-    let mut state = lock(&heap.state);
-    let Some(len) = state.blocks.remove(&offset) else { return };
-    if len < WORTHWHILE || state.touched + len <= heap.slack {
-        state.touched += len;
-        return state.space.give(offset, len);
+    if let Some(heap) = HEAP.get() {
+        heap.free(offset);
     }
-    drop(state);
-    // Nobody has the block now. A refusal costs memory that is used again later.
-    let _ = shm::release(&heap.fd, offset, len);
-    lock(&heap.state).space.give(offset, len);
 }
 
 /// Bytes of the block at an [offset](offset_of).
 pub fn len_of(offset: u64) -> Option<usize> {
     let state = lock(&HEAP.get()?.state);
     state.blocks.get(&offset).map(|len| *len as usize)
+}
+
+impl Heap {
+    fn new(fd: OwnedFd, slack: u64, arena: Option<&'static ArenaView>) -> std::io::Result<Self> {
+        let mapping = Mapping::new(fd.as_fd())?;
+        mapping.prefer_huge_pages();
+        let state = State {
+            space: FreeSpace::new(mapping.len() as u64),
+            blocks: HashMap::default(),
+            recent: RangeSet::default(),
+            rested: RangeSet::default(),
+            allowed: 0,
+            looked_up: None,
+            is_kept: false,
+            left: false,
+        };
+        Ok(Self { fd, arena, mapping, slack, state: Mutex::new(state), plenty: Condvar::new() })
+    }
+
+    fn allocate(&self, align: usize, len: usize) -> Option<NonNull<u8>> {
+        let align = if len as u64 >= WORTHWHILE { align.max(PAGE as usize) } else { align };
+        let len = len.checked_next_multiple_of(align)? as u64;
+        let mut state = lock(&self.state);
+        if state.left {
+            return None;
+        }
+        let offset = state.space.take(len, align as u64)?;
+        state.blocks.insert(offset, len);
+        let bytes = state.resting();
+        state.recent.remove(offset, offset + len);
+        state.rested.remove(offset, offset + len);
+        let had_memory = bytes - state.resting();
+        drop(state);
+        if len - had_memory >= TOUCHED_AHEAD {
+            self.touch(offset, len);
+        }
+        self.mapping.at(offset, len)
+    }
+
+    /// Has the kernel find memory for a block: what has some keeps it.
+    fn touch(&self, offset: u64, len: u64) {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_TOUCHING) as u64;
+        let share = (len / threads).next_multiple_of(PAGE);
+        let touch = |number: u64| {
+            let (start, end) = (number * share, len.min((number + 1) * share));
+            self.mapping.populate(offset + start, end.saturating_sub(start));
+        };
+        std::thread::scope(|scope| {
+            for number in 1..threads {
+                // Without a thread for it, it is touched when it is used.
+                let _ = std::thread::Builder::new()
+                    .name("mainstay-touch".into())
+                    .spawn_scoped(scope, move || touch(number));
+            }
+            touch(0);
+        });
+    }
+
+    fn free(&self, offset: u64) {
+        let mut state = lock(&self.state);
+        let Some(len) = state.blocks.remove(&offset) else { return };
+        if len < WORTHWHILE {
+            return state.space.give(offset, len);
+        }
+        let then = state.resting() + len;
+        if then <= self.slack || then <= state.allowed() {
+            state.space.give(offset, len);
+            state.recent.insert(offset, offset + len);
+            if state.resting() > self.slack {
+                self.plenty.notify_one();
+            }
+            return;
+        }
+        drop(state);
+        // Nobody has the block now. A refusal costs memory that is used again later.
+        let _ = shm::release(&self.fd, offset, len);
+        lock(&self.state).space.give(offset, len);
+    }
+
+    /// Gives back, for as long as the process lives, what has rested for long.
+    fn keep(&self) {
+        lock(&self.state).is_kept = true;
+        loop {
+            let state = lock(&self.state);
+            let rests_little = |state: &mut State| state.resting() <= self.slack;
+            drop(self.plenty.wait_while(state, rests_little).unwrap_or_else(PoisonError::into_inner));
+            std::thread::sleep(REST);
+            self.give_back();
+        }
+    }
+
+    /// Gives back what was freed before the last call and rests still, but for the slack.
+    fn give_back(&self) {
+        loop {
+            let taken = lock(&self.state).take_rested(self.slack);
+            let Some((start, len)) = taken else { break };
+            // As above.
+            let _ = shm::release(&self.fd, start, len);
+            lock(&self.state).space.give(start, len);
+        }
+        let State { recent, rested, .. } = &mut *lock(&self.state);
+        recent.iter().for_each(|(start, end)| rested.insert(start, end));
+        *recent = RangeSet::default();
+    }
+}
+
+impl State {
+    fn resting(&self) -> u64 {
+        self.recent.total() + self.rested.total()
+    }
+
+    /// Takes some of what has rested for long, unless no more than `slack` rests: where it begins, and its length.
+    fn take_rested(&mut self, slack: u64) -> Option<(u64, u64)> {
+        let (start, end) = self.rested.iter().next()?;
+        let excess = self.resting().saturating_sub(slack).next_multiple_of(PAGE);
+        let len = excess.min(end - start).min(GIVEN_BACK);
+        if len == 0 {
+            return None;
+        }
+        self.rested.remove(start, start + len);
+        self.space.take_at(start, len);
+        Some((start, len))
+    }
+
+    /// How many bytes may rest: so many that others find a part of the machine's memory free.
+    fn allowed(&mut self) -> u64 {
+        if !self.is_kept {
+            return 0;
+        }
+        if self.looked_up.is_none_or(|then| then.elapsed() >= LOOK_UP) {
+            let spare = |memory: machine::Memory| memory.available.saturating_sub(memory.total / LEFT_TO_OTHERS);
+            self.allowed = machine::memory().map_or(0, spare) + self.resting();
+            self.looked_up = Some(Instant::now());
+        }
+        self.allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Heap, PAGE, WORTHWHILE, lock, shm};
+
+    const MIB: usize = 1 << 20;
+
+    fn heap(slack: usize) -> Heap {
+        let heap = Heap::new(shm::create("test-heap", 256 << 20).unwrap(), slack as u64, None).unwrap();
+        lock(&heap.state).is_kept = true;
+        heap
+    }
+
+    /// A block that is written to, by its offset.
+    fn block(heap: &Heap, len: usize, value: u8) -> u64 {
+        let at = heap.allocate(64, len).unwrap();
+        // SAFETY: a block of so many bytes that nobody else has.
+        unsafe { at.as_ptr().write_bytes(value, len) };
+        (at.addr().get() - heap.mapping.address()) as u64
+    }
+
+    /// Whether that is still there: looked at here and there in each page.
+    fn holds(heap: &Heap, offset: u64, len: usize, value: u8) -> bool {
+        let at = heap.mapping.at(offset, len as u64).unwrap();
+        // SAFETY: a block of so many bytes, which was written to.
+        let bytes = unsafe { std::slice::from_raw_parts(at.as_ptr(), len) };
+        bytes.iter().step_by(1021).chain(bytes.last()).all(|byte| *byte == value)
+    }
+
+    fn bytes(heap: &Heap) -> usize {
+        rustix::fs::fstat(&heap.fd).unwrap().st_blocks as usize * 512
+    }
+
+    #[test]
+    fn freed_memory_rests_before_it_is_given_back() {
+        let heap = heap(2 * MIB);
+        let (first, second) = (block(&heap, 32 * MIB, 1), block(&heap, 3 * MIB, 2));
+        heap.free(first);
+        heap.free(second);
+        heap.give_back();
+        assert_eq!(bytes(&heap), 35 * MIB, "nothing has rested for long");
+        let again = block(&heap, 32 * MIB, 3);
+        assert_eq!(again, first, "what has memory is taken again");
+        heap.give_back();
+        assert_eq!(bytes(&heap), 34 * MIB, "all but the slack");
+        heap.free(again);
+        heap.give_back();
+        assert_eq!(bytes(&heap), 32 * MIB, "what was freed just now rests");
+        heap.give_back();
+        assert_eq!(bytes(&heap), 2 * MIB);
+    }
+
+    #[test]
+    fn nothing_rests_where_nobody_gives_it_back() {
+        let heap = heap(0);
+        lock(&heap.state).is_kept = false;
+        heap.free(block(&heap, 4 * MIB, 1));
+        assert_eq!(bytes(&heap), 0);
+    }
+
+    #[test]
+    fn new_memory_of_large_blocks_is_there_before_it_is_used() {
+        let heap = heap(0);
+        let small = heap.allocate(64, 15 * MIB).unwrap();
+        assert_eq!(bytes(&heap), 0);
+        let large = heap.allocate(64, 33 * MIB + 5).unwrap();
+        assert_eq!(bytes(&heap), 33 * MIB + PAGE as usize);
+        heap.free((large.addr().get() - heap.mapping.address()) as u64);
+        heap.free((small.addr().get() - heap.mapping.address()) as u64);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn blocks_keep_what_is_in_them(
+            steps in prop::collection::vec((0_u8..4, 0_usize..8, 1_usize..5 * WORTHWHILE as usize / 2), 1..40),
+        ) {
+            let heap = heap(MIB);
+            let mut blocks: [Option<(u64, usize, u8)>; 8] = [None; 8];
+            for (number, (what, slot, len)) in steps.into_iter().enumerate() {
+                if what == 3 {
+                    heap.give_back();
+                } else if let Some((offset, _, _)) = blocks[slot].take() {
+                    heap.free(offset);
+                } else {
+                    // Small ones as well, which lie where large ones were.
+                    let len = if what == 0 { len % 4096 + 1 } else { len };
+                    blocks[slot] = Some((block(&heap, len, number as u8 + 1), len, number as u8 + 1));
+                }
+                for (offset, len, value) in blocks.iter().flatten() {
+                    prop_assert!(holds(&heap, *offset, *len, *value));
+                }
+            }
+        }
+    }
 }

@@ -27,9 +27,8 @@ use super::numa::{self, Numbers, Placement};
 use super::shm::{self, Mapping, PAGE};
 use crate::abi::Status;
 use crate::sync::lock;
-use ranges::RangeSet;
 
-pub use ranges::FreeSpace;
+pub use ranges::{FreeSpace, RangeSet};
 pub use view::ArenaView;
 
 /// Every block starts at a multiple of this: XLA's CPU plugin wants it for zero-copy use.

@@ -46,6 +46,8 @@ impl Handle for SnapshotHandle {
 struct Order {
     part: Part,
     device: i64,
+    /// About how many bytes were ordered with it.
+    together: u64,
 }
 
 /// The end of the name of programs that are not run while buffers are captured.
@@ -93,7 +95,7 @@ impl Order {
                 self.device
             )));
         }
-        supply(client, place, shape, &self.part)
+        supply(client, place, shape, &self.part, self.together)
     }
 }
 
@@ -101,8 +103,10 @@ fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<VecDeque
     let mut orders = VecDeque::new();
     while !numbers.is_empty() {
         let (array, device) = (numbers.count()?, numbers.take(1)?[0]);
-        orders.push_back(Order { part: Part::of(snapshot, array, numbers.list()?)?, device });
+        orders.push_back(Order { part: Part::of(snapshot, array, numbers.list()?)?, device, together: 0 });
     }
+    let together = orders.iter().map(|order| order.part.about()).sum();
+    orders.iter_mut().for_each(|order| order.together = together);
     Ok(orders)
 }
 
@@ -230,7 +234,8 @@ entries! {
             let place = client.place(args.device, args.memory)?;
             let (start, dims) = (list(args.start, args.num_dims), list(args.dims, args.num_dims));
             let shape = Shape::new(handle.snapshot.array(args.array)?.element_type, dims);
-            let buffer = supply(client.client(), place, shape, &Part::of(&handle.snapshot, args.array, start)?)?;
+            let part = Part::of(&handle.snapshot, args.array, start)?;
+            let buffer = supply(client.client(), place, shape, &part, part.about())?;
             args.buffer = BufferHandle::new(buffer, &client.places).into_raw();
         }
         Ok(())

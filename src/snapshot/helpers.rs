@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
 use crate::sync::lock;
 
@@ -23,9 +23,11 @@ pub fn run(job: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// How many jobs run at the same time.
+/// How many jobs run at the same time. Asked once: the answer takes dozens of system calls.
 pub fn count() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(MOST)
+    static COUNT: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from).min(MOST));
+    *COUNT
 }
 
 fn start() -> Option<Mutex<Sender<Job>>> {

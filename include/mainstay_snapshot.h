@@ -23,7 +23,7 @@ extern "C" {
 #define MAINSTAY_EXTENSION_TYPE_SNAPSHOT 0x4d535301
 #define MAINSTAY_SNAPSHOT_EXTENSION_NAME "mainstay.snapshot"
 /// Grows with every addition at the end of the table or of a struct, and with every change of what a function does.
-#define MAINSTAY_SNAPSHOT_EXTENSION_VERSION 2
+#define MAINSTAY_SNAPSHOT_EXTENSION_VERSION 3
 
 /// Keeps the newest whole snapshots. Belongs to the caller.
 typedef struct Mainstay_SnapshotStore Mainstay_SnapshotStore;
@@ -100,6 +100,9 @@ typedef struct Mainstay_Snapshot_Take_Args {
   /// then for each part where it begins in each dimension. An array's parts must cover it exactly.
   const int64_t* layout;
   size_t layout_size;
+  /// Instead of a list of buffers: those noted since the last Mainstay_Capture_Begin on this thread, which ends that. They
+  /// must be `num_buffers`.
+  bool captured;
   Mainstay_Snapshot* snapshot;  // out
 } Mainstay_Snapshot_Take_Args;
 PJRT_STRUCT_ENDS_AT(Mainstay_Snapshot_Take_Args, snapshot);

@@ -85,6 +85,16 @@ static float whole[ROWS * COLUMNS];
 // Two halves, one above the other, on the two devices.
 static const int64_t half[2] = {ROWS / 2, COLUMNS}, dims[2] = {ROWS, COLUMNS}, origin[2];
 
+// Has the library note buffers.
+static void note(PJRT_Buffer* const* buffers, int count) {
+  CALL(snapshots, Mainstay_Capture_Begin, begin);
+  for (int i = 0; i < count; i++) {
+    CALL(api, PJRT_Buffer_UnsafePointer, pointer, .buffer = buffers[i]);
+    if (pointer.buffer_pointer != (uintptr_t)buffers[i]) fail("a noted buffer's address is not its handle's");
+  }
+}
+
+// A snapshot of noted buffers; of listed ones where the list is wrong.
 static Mainstay_Snapshot* take(PJRT_Client* client, PJRT_Device* const* devices, Mainstay_SnapshotStore* store) {
   PJRT_Buffer* parts[2];
   for (int i = 0; i < 2; i++) parts[i] = upload(client, devices[i], whole + i * ROWS * COLUMNS / 2, half);
@@ -93,8 +103,16 @@ static Mainstay_Snapshot* take(PJRT_Client* client, PJRT_Device* const* devices,
                                        .layout = array, .layout_size = 8};
   if (code_of(snapshots->Mainstay_Snapshot_Take(&wrong)) != PJRT_Error_Code_INVALID_ARGUMENT)
     fail("fewer buffers than the layout has parts were not refused");
+  Mainstay_Snapshot_Take_Args noted = {.struct_size = sizeof noted, .store = store, .captured = true, .num_buffers = 2,
+                                       .layout = array, .layout_size = 8};
+  if (code_of(snapshots->Mainstay_Snapshot_Take(&noted)) != PJRT_Error_Code_FAILED_PRECONDITION)
+    fail("a snapshot of noted buffers was taken where none were");
+  note(parts, 1);
+  if (code_of(snapshots->Mainstay_Snapshot_Take(&noted)) != PJRT_Error_Code_INVALID_ARGUMENT)
+    fail("fewer noted buffers than were announced were not refused");
+  note(parts, 2);
   CALL(snapshots, Mainstay_Snapshot_Take, taken, .store = store, .step = 7, .label = "from C", .label_size = 6,
-       .metadata = "\0\1", .metadata_size = 2, .buffers = parts, .num_buffers = 2, .layout = array, .layout_size = 8);
+       .metadata = "\0\1", .metadata_size = 2, .captured = true, .num_buffers = 2, .layout = array, .layout_size = 8);
   // Deleted right after: the values are those of the call.
   for (int i = 0; i < 2; i++) {
     CALL(api, PJRT_Buffer_Delete, delete, .buffer = parts[i]);

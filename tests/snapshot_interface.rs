@@ -67,7 +67,7 @@ fn rust_layout() -> BTreeMap<String, usize> {
         Mainstay_SnapshotStore_List_Args { struct_size extension_start store snapshots capacity num_snapshots }
         Mainstay_Snapshot_Take_Args {
             struct_size extension_start store step label label_size metadata metadata_size buffers num_buffers layout
-            layout_size snapshot
+            layout_size captured snapshot
         }
         Mainstay_Snapshot_Destroy_Args { struct_size extension_start snapshot }
         Mainstay_Snapshot_Info_Args {

@@ -78,7 +78,7 @@ impl LayoutStorage {
     fn of(buffer: &Buffer) -> Result<Self, Status> {
         let layout = match &buffer.shape.layout {
             Some(DeviceLayout::Given(layout)) => layout.clone(),
-            Some(DeviceLayout::Text(text)) => {
+            Some(DeviceLayout::Text(text, _)) => {
                 return Ok(Self {
                     minor_to_major: order_of_text(text, buffer.shape.dims.len()),
                     tile_dims: vec![],
@@ -201,7 +201,7 @@ unsafe fn host_order(layout: *const sys::PJRT_Buffer_MemoryLayout, shape: &Shape
         None => {
             // Without a wish the elements come in the order of the buffer's own layout, as XLA's plugins have it.
             match &shape.layout {
-                Some(DeviceLayout::Text(text)) => order_of_text(text, rank),
+                Some(DeviceLayout::Text(text, _)) => order_of_text(text, rank),
                 Some(DeviceLayout::Given(Layout::Tiled { minor_to_major, .. })) => minor_to_major.to_vec(),
                 _ => return Ok(Vec::new()),
             }

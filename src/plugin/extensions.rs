@@ -81,7 +81,7 @@ entries! {
         // SAFETY: a live buffer of ours.
         let buffer = unsafe { BufferHandle::borrow(args.buffer)? }.buffer();
         let text = match &buffer.shape.layout {
-            Some(DeviceLayout::Text(text)) => text.clone(),
+            Some(DeviceLayout::Text(text, _)) => text.clone(),
             Some(DeviceLayout::Given(layout)) => buffer.client.layout_text(&buffer.shape, layout)?,
             None => buffer.client.default_layout(&buffer.shape)?.1,
         };

@@ -79,6 +79,12 @@ pub fn capture_arguments(name: &str, rows: &[&[*mut sys::PJRT_Buffer]]) -> bool 
     CAPTURES.with_borrow_mut(|captures| captures.last_mut().map(|captured| captured.extend(by_argument))).is_some()
 }
 
+/// What this thread has noted since it last began to.
+fn end_capture() -> Result<Vec<*mut sys::PJRT_Buffer>, Status> {
+    let captured = CAPTURES.with_borrow_mut(Vec::pop);
+    captured.ok_or_else(|| Status::failed_precondition("no capture was begun on this thread"))
+}
+
 /// The buffer for this thread's next order, if it is being supplied.
 pub fn supplied(client: &Arc<Client>, place: Place, shape: &Shape) -> Option<Result<Arc<Buffer>, Status>> {
     let order = ORDERS.with_borrow_mut(|orders| orders.last_mut().map(VecDeque::pop_front))?;
@@ -159,6 +165,10 @@ entries! {
     }
 
     Mainstay_Snapshot_Take(args: Mainstay_Snapshot_Take_Args) {
+        let captured = if args.captured { Some(end_capture()?) } else { None };
+        if let Some(captured) = captured.as_ref().filter(|captured| captured.len() != args.num_buffers) {
+            return Err(Status::invalid(format!("{} buffers were noted, not {}", captured.len(), args.num_buffers)));
+        }
         // SAFETY: a live store of ours; the caller's words, buffers and layout.
         let (store, request) = unsafe {
             (
@@ -168,7 +178,9 @@ entries! {
                     label: text(args.label, args.label_size),
                     metadata: bytes(args.metadata, args.metadata_size).to_vec(),
                     layout: list(args.layout, args.layout_size),
-                    buffers: list(args.buffers, args.num_buffers)
+                    buffers: captured
+                        .as_deref()
+                        .unwrap_or_else(|| list(args.buffers, args.num_buffers))
                         .iter()
                         .map(|buffer| BufferHandle::borrow(*buffer).map(BufferHandle::buffer))
                         .collect::<Result<_, _>>()?,
@@ -279,8 +291,7 @@ entries! {
     }
 
     Mainstay_Capture_End(args: Mainstay_Capture_End_Args) {
-        let captured = CAPTURES.with_borrow_mut(Vec::pop);
-        let captured = captured.ok_or_else(|| Status::failed_precondition("no capture was begun on this thread"))?;
+        let captured = end_capture()?;
         args.num_buffers = captured.len();
         if args.buffers.is_null() && args.capacity > 0 {
             return Err(Status::invalid("a null pointer was given for the buffers"));

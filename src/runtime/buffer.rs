@@ -35,8 +35,15 @@ pub struct Shape {
 pub enum DeviceLayout {
     /// The interface's structure.
     Given(Layout),
-    /// The plugin's serialized text, known from compilation.
-    Text(Arc<str>),
+    /// The plugin's serialized text, known from compilation, and whether it says that elements lie dense and major-to-minor.
+    Text(Arc<str>, bool),
+}
+
+impl DeviceLayout {
+    /// The layout of an array of this rank that has a text.
+    pub fn from_text(text: &str, rank: usize) -> Self {
+        Self::Text(Arc::from(text), is_major_to_minor(text, rank))
+    }
 }
 
 impl Shape {
@@ -54,7 +61,7 @@ impl Shape {
     fn is_as_on_host(&self) -> bool {
         let dense = match &self.layout {
             None => true,
-            Some(DeviceLayout::Text(text)) => is_major_to_minor(text, self.dims.len()),
+            Some(DeviceLayout::Text(_, is_major_to_minor)) => *is_major_to_minor,
             Some(DeviceLayout::Given(_)) => false,
         };
         dense && element::is_plain(self.element_type)

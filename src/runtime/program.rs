@@ -232,7 +232,7 @@ fn outputs(info: &ExecutableInfo) -> Vec<Shape> {
     let shape = |(index, (&element_type, dims)): (usize, (&u32, &Dims))| Shape {
         element_type,
         dims: dims.clone(),
-        layout: layouts.get(index).map(|text| DeviceLayout::Text(Arc::from(text.as_str()))),
+        layout: layouts.get(index).map(|text| DeviceLayout::from_text(text, dims.len())),
     };
     info.output_types.iter().zip(&info.output_dims).enumerate().map(shape).collect()
 }

@@ -33,10 +33,25 @@ pub struct Item {
 
 /// Copies values for a snapshot as they get ready. Returns at once.
 pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>) {
-    // Values that come together share their event, and stand together as a rule; those that are there need none.
+    let copying: Vec<_> = by_moment(items).into_iter().map(|(ready, items)| Copying::new(ready, items)).collect();
+    snapshot.set_copying(copying.iter().map(Arc::downgrade).collect());
+    for copying in copying {
+        let (snapshot, ready) = (snapshot.clone(), copying.ready.clone());
+        ready.on_done(move |_| helpers::run(move || copying.lead(&snapshot)));
+    }
+}
+
+/// Items whose values come at the same moment, one after the other in the list, with the event of that.
+fn by_moment(items: Vec<Item>) -> Vec<(Arc<Event>, Vec<Item>)> {
+    let Some(first) = items.first().map(|item| item.held.ready.clone()) else { return Vec::new() };
+    // As a rule all are there, and a list as long as this one is not copied.
+    if items.iter().all(|item| Arc::ptr_eq(&item.held.ready, &first) || item.held.ready.is_done()) && first.is_done() {
+        return vec![(first, items)];
+    }
     let mut groups: Vec<(Arc<Event>, bool, Vec<Item>)> = Vec::new();
     for item in items {
         let ready = &item.held.ready;
+        // Values that come together share their event, and stand together; those that are there need none.
         if let Some((_, _, group)) = groups.last_mut().filter(|(last, ..)| Arc::ptr_eq(last, ready)) {
             group.push(item);
             continue;
@@ -47,12 +62,7 @@ pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>) {
             None => groups.push((ready.clone(), is_done, vec![item])),
         }
     }
-    let copying: Vec<_> = groups.into_iter().map(|(ready, _, items)| Copying::new(ready, items)).collect();
-    snapshot.set_copying(copying.iter().map(Arc::downgrade).collect());
-    for copying in copying {
-        let (snapshot, ready) = (snapshot.clone(), copying.ready.clone());
-        ready.on_done(move |_| helpers::run(move || copying.lead(&snapshot)));
-    }
+    groups.into_iter().map(|(ready, _, items)| (ready, items)).collect()
 }
 
 /// Values that come together and are copied by whoever has the time: helpers, and threads that wait for the snapshot. Lives

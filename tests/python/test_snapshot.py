@@ -543,14 +543,20 @@ def test_within_another() -> None:
     usual = engine().call
     within: list[str] = []
 
-    def interrupted(name: str, **given: Any) -> Any:
-        result = usual(name, **given)
-        if name in ("Mainstay_Capture_Begin", "Mainstay_Capture_End", "Mainstay_Supply_Begin") and "now" not in within:
+    def interrupt(name: str) -> None:
+        if "now" not in within:
             within.append("now")
             taken = other.take(inner)
             assert taken.wait(60)
             _same(snapshot.restore(taken), inner)
             within[-1] = name
+
+    def interrupted(name: str, **given: Any) -> Any:
+        if name == "Mainstay_Snapshot_Take":
+            interrupt(name)
+        result = usual(name, **given)
+        if name in ("Mainstay_Capture_Begin", "Mainstay_Supply_Begin"):
+            interrupt(name)
         return result
 
     engine().call = interrupted  # type: ignore[method-assign]

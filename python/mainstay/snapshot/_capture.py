@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mainstay.snapshot._engine import Engine
+from mainstay.snapshot._engine import Engine, SnapshotError
 from mainstay.snapshot._leaves import ArrayImpl, Parts, reader
 
 _read_shards = reader("_arrays")
@@ -42,16 +42,41 @@ class Finder:
         # The places of what is wanted; None: all, as they come.
         self._wanted = None if distinct == list(range(self._total)) else np.array(distinct, np.intp)
 
-    def find(self, engine: Engine, arrays: list[Any]) -> tuple[int, int, Any]:
-        """The buffers of the arrays' distinct parts: a C array of them, its length, and what keeps it.
+    def take(self, engine: Engine, arrays: list[Any], **request: Any) -> Any:
+        """Takes a snapshot of the arrays' distinct parts, as Mainstay_Snapshot_Take does with the rest of the request.
 
         Raises RuntimeError for deleted arrays, ValueError for arrays that are not on Mainstay's devices.
         """
+        if self._wanted is not None:
+            wanted = self._find(engine, arrays)[self._wanted]
+            return engine.call(
+                "Mainstay_Snapshot_Take", buffers=wanted.ctypes.data, num_buffers=len(wanted), **request
+            )
+        self._capture(engine, arrays)
+        try:
+            return engine.call("Mainstay_Snapshot_Take", captured=True, num_buffers=self._total, **request)
+        except SnapshotError:
+            # For want of buffers, perhaps.
+            self._find(engine, arrays)
+            raise
+
+    def _find(self, engine: Engine, arrays: list[Any]) -> Any:
+        """The buffers of all shards of the arrays."""
+        self._capture(engine, arrays)
+        # Of one's own: a signal's handler may find other arrays' buffers before these are used.
+        found = np.empty(self._total, np.uintp)
+        ended = engine.call("Mainstay_Capture_End", buffers=found.ctypes.data, capacity=self._total)
+        if ended.num_buffers != self._total:
+            raise ValueError(
+                "the tree has arrays that are not on Mainstay's devices; put them there, or leave them out"
+            )
+        return found
+
+    def _capture(self, engine: Engine, arrays: list[Any]) -> None:
+        """Has the library note the buffers of all shards of the arrays."""
         is_first, self._is_first = self._is_first, False
         # Before the library is told to note what it is asked: this makes calls of its own.
         groups = [self._prepared(devices, pick(arrays), is_first) for devices, pick in self._groups]
-        # Of one's own: a signal's handler may find other arrays' buffers before these are used.
-        found = np.empty(self._total, np.uintp)
         engine.call("Mainstay_Capture_Begin")
         try:
             for program, members in groups:
@@ -60,14 +85,9 @@ class Finder:
                     deque(map(ArrayImpl.unsafe_buffer_pointer, members), maxlen=0)
                 else:
                     _give(program, members)
-        finally:
-            ended = engine.call("Mainstay_Capture_End", buffers=found.ctypes.data, capacity=self._total)
-        if ended.num_buffers != self._total:
-            raise ValueError(
-                "the tree has arrays that are not on Mainstay's devices; put them there, or leave them out"
-            )
-        wanted = found if self._wanted is None else found[self._wanted]
-        return wanted.ctypes.data, len(wanted), wanted
+        except BaseException:
+            engine.call("Mainstay_Capture_End")
+            raise
 
     def _prepared(self, devices: tuple[jax.Device, ...], members: list[Any], is_first: bool) -> tuple[Any, list[Any]]:
         """A program and what to give to it, or None and arrays of one device each."""

@@ -13,7 +13,7 @@ from mainstay import _loaded
 
 COPYING, WHOLE, FAILED, DROPPED = range(4)
 
-_VERSION = 2
+_VERSION = 3
 _EXTENSION_TYPE = 0x4D535301
 _DATA_LOSS = 15
 
@@ -68,6 +68,7 @@ _ARGS = {
         num_buffers=_SIZE,
         layout=ctypes.c_char_p,
         layout_size=_SIZE,
+        captured=ctypes.c_bool,
         snapshot=_POINTER,
     ),
     "Mainstay_Snapshot_Destroy": _struct("Destroy", snapshot=_POINTER),
@@ -168,15 +169,17 @@ class Engine:
             raise RuntimeError(f"libmainstay.so has version {extension.version} of snapshots; {_VERSION} is needed")
         function = ctypes.CFUNCTYPE(_POINTER, _POINTER)
         self._functions = {
-            name: (function(getattr(extension, name)), args) for name, args in _ARGS.items() if args is not None
+            name: (function(getattr(extension, name)), args, ctypes.sizeof(args))
+            for name, args in _ARGS.items()
+            if args is not None
         }
         api = library.GetPjrtApi().contents
         self._destroy, self._message, self._code = (function(at) for at in (api.destroy, api.message, api.code))
 
     def call(self, name: str, **given: Any) -> Any:
         """Calls a function with these arguments and returns its struct; raises SnapshotError."""
-        function, struct = self._functions[name]
-        args = struct(struct_size=ctypes.sizeof(struct), **given)
+        function, struct, size = self._functions[name]
+        args = struct(size, **given)
         if error := function(ctypes.byref(args)):
             self._raise(error)
         return args

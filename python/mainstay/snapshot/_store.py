@@ -11,6 +11,8 @@ from mainstay.snapshot._leaves import Kept, Kinds, Leaf, Parts, joined, split
 
 # So long a wait in the library is at most, so that Ctrl-C is heeded.
 _SLICE_OF_WAITING = 100_000_000
+# So many snapshots that are over may still be in a store's list.
+_FORGOTTEN = 8
 # More than any memory has room for.
 _LARGEST_STORE = 2**31
 # Kinds of arrays to remember; a program has few.
@@ -145,6 +147,7 @@ class Store:
             )
         self._engine = engine()
         self._handle: int = self._engine.call("Mainstay_SnapshotStore_Create", size=size, checksums=checksum).store
+        self._size = size
         self._lock = threading.Lock()
         self._taken: list[Snapshot] = []
         self._parts: dict[Any, Parts] = {}
@@ -168,25 +171,25 @@ class Store:
         leaves, structure = jax.tree.flatten(tree)
         arrays, others = split(leaves)
         plan = self._plan_of(arrays)
-        buffers, count, _kept = plan.finder.find(self._engine, arrays)
         name = label.encode()
-        handle = self._engine.call(
-            "Mainstay_Snapshot_Take",
+        taken = plan.finder.take(
+            self._engine,
+            arrays,
             store=self._handle,
             step=step,
             label=name,
             label_size=len(name),
-            buffers=buffers,
-            num_buffers=count,
             layout=plan.layout,
             layout_size=len(plan.layout) // 8,
-        ).snapshot
-        return self._adopt(Snapshot(handle, structure, joined(plan.leaves, others), step, label))
+        )
+        return self._adopt(Snapshot(taken.snapshot, structure, joined(plan.leaves, others), step, label))
 
     def _adopt(self, snapshot: Snapshot) -> Snapshot:
         with self._lock:
-            self._taken = [one for one in self._taken if one._phase() in (COPYING, WHOLE)]
             self._taken.append(snapshot)
+            # Not each time: training waits.
+            if len(self._taken) > _FORGOTTEN + 2 * self._size:
+                self._taken = [one for one in self._taken if one._phase() in (COPYING, WHOLE)]
         return snapshot
 
     def _plan_of(self, arrays: "list[Any]") -> _Plan:

@@ -17,6 +17,7 @@ use crate::runtime::buffer::{Buffer, Place, Shape};
 use crate::runtime::client::Client;
 use crate::runtime::status::clients;
 use crate::snapshot::{Imported, Numbers, Part, Phase, Request, Snapshot, Store, supply};
+use crate::wire::stream;
 
 struct StoreHandle(Arc<Store>);
 
@@ -183,6 +184,7 @@ entries! {
                         .unwrap_or_else(|| list(args.buffers, args.num_buffers))
                         .iter()
                         .map(|buffer| BufferHandle::borrow(*buffer).map(BufferHandle::buffer))
+                        .inspect(|buffer| buffer.iter().for_each(|buffer| stream::prefetch::<Buffer>(buffer)))
                         .collect::<Result<_, _>>()?,
                 },
             )

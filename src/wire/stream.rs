@@ -1,5 +1,7 @@
-//! Copying much memory past the caches: what is not read soon would only push out of them what is, and is fetched from
-//! memory before it is overwritten.
+//! Going past the caches, and filling them ahead of use.
+//!
+//! What is copied and not read soon would only push out of the caches what is, and is fetched from memory before it is
+//! overwritten.
 
 /// Fewer bytes are copied as ever.
 const FEW: usize = 16 << 10;
@@ -53,6 +55,19 @@ unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
 unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+}
+
+/// Has all of a value brought into the caches, without waiting for it: for a list of values that lie here and there, and
+/// that are read one after the other a little later.
+pub fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..size_of::<T>()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: within the value; what is brought is not looked at.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast::<i8>().add(at)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
 }
 
 #[cfg(test)]

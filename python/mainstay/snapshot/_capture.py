@@ -1,8 +1,8 @@
 """Finding the buffers that arrays consist of, which JAX does not show.
 
-An array on one device is asked for its address. Arrays on several devices are given to a program, all at once: JAX
-makes one call to Mainstay, which has the buffers and launches nothing. Until there is such a program each of their
-shards is made an array, for which JAX takes some 10 µs. See `docs/snapshots.md`.
+An array on one device can be asked for its address. Many arrays on the same devices are given to a program, all at once:
+JAX makes one call to Mainstay, which has the buffers and launches nothing. Until there is such a program each of the
+shards of those on several devices is made an array, for which JAX takes some 10 µs. See `docs/snapshots.md`.
 """
 
 import logging
@@ -21,6 +21,8 @@ from mainstay.snapshot._engine import Engine, SnapshotError
 from mainstay.snapshot._leaves import ArrayImpl, Parts, reader
 
 _read_shards = reader("_arrays")
+# So many arrays on one device are found sooner by a program.
+_MANY = 64
 
 
 class Finder:
@@ -30,7 +32,7 @@ class Finder:
         """For as many arrays, each with its parts."""
         groups: dict[tuple[jax.Device, ...], list[int]] = {}
         for number, one in enumerate(parts):
-            groups.setdefault(one.devices if len(one.devices) > 1 else (), []).append(number)
+            groups.setdefault(one.devices, []).append(number)
         self._groups = [(devices, _picker(numbers, len(parts))) for devices, numbers in groups.items()]
         self._is_first = True
         # Where the shards of each array begin among all that are found.
@@ -49,9 +51,7 @@ class Finder:
         """
         if self._wanted is not None:
             wanted = self._find(engine, arrays)[self._wanted]
-            return engine.call(
-                "Mainstay_Snapshot_Take", buffers=wanted.ctypes.data, num_buffers=len(wanted), **request
-            )
+            return engine.call("Mainstay_Snapshot_Take", buffers=wanted.ctypes.data, num_buffers=len(wanted), **request)
         self._capture(engine, arrays)
         try:
             return engine.call("Mainstay_Snapshot_Take", captured=True, num_buffers=self._total, **request)
@@ -91,11 +91,12 @@ class Finder:
 
     def _prepared(self, devices: tuple[jax.Device, ...], members: list[Any], is_first: bool) -> tuple[Any, list[Any]]:
         """A program and what to give to it, or None and arrays of one device each."""
-        if not devices:
+        is_on_one = len(devices) == 1
+        if is_on_one and len(members) < _MANY:
             return None, members
         # Who takes one snapshot only has no use for a program.
         program = None if is_first else _Program.on(devices)
-        return (None, _shards_of(members)) if program is None else (program, members)
+        return (program, members) if program or is_on_one else (None, _shards_of(members))
 
 
 def _picker(numbers: list[int], count: int) -> Callable[[list[Any]], list[Any]]:

@@ -2,7 +2,7 @@
 
 import copy
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -124,10 +124,10 @@ def split(leaves: list[Any]) -> tuple[list[Any], "list[Keys | Kept | None] | Non
     return arrays, others
 
 
-def joined(arrays: list[Leaf], others: "list[Keys | Kept | None] | None") -> list[Leaf | Kept]:
+def joined(arrays: list[Leaf], others: "list[Keys | Kept | None] | None") -> Sequence[Leaf | Kept]:
     """The leaves that `split` has split, in their order."""
     if others is None:
-        return list(arrays)
+        return arrays
     left = iter(arrays)
     return [
         other if isinstance(other, Kept) else next(left) if other is None else next(left)._replace(keys=other)

@@ -1,6 +1,7 @@
 """Making arrays from a snapshot."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -48,7 +49,7 @@ def restore(snapshot: Snapshot, *, like: Any = None, shardings: Any = None) -> A
     return jax.tree.unflatten(structure, _made(snapshot, leaves, targets))
 
 
-def _leaves_for(snapshot: Snapshot, structure: Any) -> list[Leaf | Kept]:
+def _leaves_for(snapshot: Snapshot, structure: Any) -> Sequence[Leaf | Kept]:
     """The snapshot's leaves for a tree to be made: of its own structure or, from a file, of the same names."""
     if structure == snapshot._structure:
         return snapshot._leaves
@@ -86,7 +87,7 @@ def _sharding_like(leaf: Leaf | Kept, one: Any) -> Any:
     return getattr(one, "sharding", None)
 
 
-def _made(snapshot: Snapshot, leaves: list[Leaf | Kept], targets: list[Any]) -> list[Any]:
+def _made(snapshot: Snapshot, leaves: Sequence[Leaf | Kept], targets: list[Any]) -> list[Any]:
     """The leaves, made anew; all arrays in one go."""
     made: list[Any] = []
     wanted: list[tuple[int, Leaf, Sharding, bool, _Placement]] = []

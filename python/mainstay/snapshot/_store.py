@@ -1,6 +1,7 @@
 """Stores and snapshots."""
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ _MOST_KINDS = 65536
 class Snapshot:
     """Copies of the arrays of a tree as they were at one moment. Made by `Store.take`; safe from any thread."""
 
-    def __init__(self, handle: int, structure: Any, leaves: list[Leaf | Kept], step: int, label: str) -> None:
+    def __init__(self, handle: int, structure: Any, leaves: Sequence[Leaf | Kept], step: int, label: str) -> None:
         """For `Store` only."""
         self._handle = handle
         self._engine = engine()

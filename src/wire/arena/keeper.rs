@@ -2,10 +2,12 @@
 //! what lies idle.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::{Shared, State};
+use crate::wire::machine;
 use crate::wire::message::Extent;
 use crate::wire::numa;
 use crate::wire::shm::{self, PAGE};
@@ -14,6 +16,11 @@ use crate::wire::shm::{self, PAGE};
 const STRETCH: u64 = 8 << 20;
 /// Free stretches shorter than this are not worth giving back.
 const WORTHWHILE: u64 = 1 << 20;
+
+/// The machine is short of memory where less than this part of it is left.
+const SHORT: u64 = 4;
+/// Whether it is, is looked up this often while free memory rests.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Something to do, chosen under the lock and done without it.
 enum Work {
@@ -33,10 +40,12 @@ fn run(shared: &Shared) {
     let mut state = shared.lock();
     // Number of blocks when the kernel refused: not tried again before that changes.
     let mut refused_at = None;
+    // When it began to watch for what lies idle.
+    let mut since = None;
     while !state.stop {
         let work = shared.next_work(&mut state, refused_at);
         let Some(work) = work else {
-            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = shared.watch(state, &mut since);
             continue;
         };
         drop(state);
@@ -47,11 +56,48 @@ fn run(shared: &Shared) {
     }
 }
 
+/// Whether the machine is short of memory.
+pub(super) fn is_short() -> bool {
+    machine::memory().is_some_and(|memory| memory.available < memory.total / SHORT)
+}
+
 impl Shared {
-    /// Whether there is something to do ahead or to give back.
+    /// Whether there is something to do ahead, or to watch.
     pub(super) fn keeper_is_needed(&self, state: &State) -> bool {
         let ready = state.ready(self.options.capacity);
-        ready < self.ahead(state) && state.uncommitted.total() > 0 || ready > self.slack(state)
+        ready < self.ahead(state) && state.uncommitted.total() > 0 || ready > self.slack(state) && state.idle.is_none()
+    }
+
+    /// Waits until there may be something to do; finds what has lain idle since, where more is ready than is to be kept.
+    fn watch<'a>(&'a self, mut state: MutexGuard<'a, State>, since: &mut Option<Instant>) -> MutexGuard<'a, State> {
+        let (ready, slack) = (state.ready(self.options.capacity), self.slack(&state));
+        if ready <= slack {
+            (state.idle, *since) = (None, None);
+            return self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let idle = *state.idle.get_or_insert(ready);
+        let left = self.options.rest.saturating_sub(since.get_or_insert_with(Instant::now).elapsed());
+        if left.is_zero() {
+            state.surplus = idle.min(ready).saturating_sub(slack);
+            (state.idle, *since) = (Some(ready), Some(Instant::now()));
+        } else {
+            drop(state);
+            let is_short = is_short();
+            state = self.lock();
+            state.surplus = if is_short { ready.saturating_sub(slack) } else { 0 };
+        }
+        if self.surplus_stretch(&state).is_some() {
+            return state;
+        }
+        // What happened meanwhile makes it look again too soon, at worst.
+        self.work.wait_timeout(state, self.options.rest.min(LOOK)).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// A stretch of the surplus.
+    fn surplus_stretch(&self, state: &State) -> Option<(u64, u64)> {
+        let excess = state.ready(self.options.capacity).saturating_sub(self.slack(state));
+        let surplus = state.surplus.min(excess);
+        if surplus > 0 { self.stretch_to_release(state, surplus) } else { None }
     }
 
     /// So much free memory is to be ready.
@@ -83,12 +129,10 @@ impl Shared {
             self.take(state, start, end);
             return Some(Work::Commit(start, end));
         }
-        if ready > self.slack(state) {
-            let (start, end) = self.stretch_to_release(state, ready - self.slack(state))?;
-            self.take(state, start, end);
-            return Some(Work::Release(start, end));
-        }
-        None
+        let (start, end) = self.surplus_stretch(state)?;
+        state.surplus = state.surplus.saturating_sub(end - start);
+        self.take(state, start, end);
+        Some(Work::Release(start, end))
     }
 
     fn take(&self, state: &mut State, start: u64, end: u64) {

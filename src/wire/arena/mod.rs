@@ -20,6 +20,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::machine;
 use super::message::Extent;
@@ -49,6 +50,8 @@ pub struct ArenaOptions {
     pub ahead: u64,
     /// Committed free memory above this is given back to the machine.
     pub slack: u64,
+    /// Once it has been free for so long; sooner, where the machine is short of memory.
+    pub rest: Duration,
     /// Where it is to lie.
     pub placement: Placement,
 }
@@ -57,7 +60,8 @@ impl ArenaOptions {
     /// Usual for a budget.
     pub fn new(capacity: u64) -> Self {
         let step = (capacity / 16).clamp(PAGE, 64 << 20).next_multiple_of(PAGE);
-        Self { capacity, step, ahead: step, slack: (capacity / 4).max(1 << 30), placement: Placement::Auto }
+        let (slack, rest) = ((capacity / 4).max(1 << 30), Duration::from_secs(5));
+        Self { capacity, step, ahead: step, slack, rest, placement: Placement::Auto }
     }
 }
 
@@ -124,6 +128,10 @@ struct State {
     announce: Vec<Extent>,
     /// Committed and not touched by the keeper yet.
     untouched: Vec<Extent>,
+    /// The fewest bytes that were ready since the keeper began to watch for what lies idle, if it does.
+    idle: Option<u64>,
+    /// So many bytes have lain idle for long and are to be given back.
+    surplus: u64,
     stop: bool,
 }
 
@@ -148,6 +156,7 @@ impl Arena {
         let options = ArenaOptions {
             capacity: options.capacity - options.capacity % PAGE,
             step: options.step.max(PAGE).next_multiple_of(PAGE),
+            rest: options.rest.max(Duration::from_millis(1)),
             ..options
         };
         if options.capacity == 0 {
@@ -170,6 +179,8 @@ impl Arena {
             lenience: 0,
             announce: Vec::new(),
             untouched: Vec::new(),
+            idle: None,
+            surplus: 0,
             stop: false,
         };
         let shared = Arc::new(Shared {
@@ -349,6 +360,7 @@ impl Shared {
             })?;
         }
         state.blocks += blocks;
+        state.idle = state.idle.map(|idle| idle.min(state.ready(self.options.capacity)));
         if self.keeper_is_needed(&state) {
             self.work.notify_one();
         }

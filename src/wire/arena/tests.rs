@@ -11,7 +11,14 @@ const MIB: u64 = 1 << 20;
 
 /// Nothing ahead: what is committed is a function of what is allocated.
 fn options(capacity: u64) -> ArenaOptions {
-    ArenaOptions { capacity, step: 16 * PAGE, ahead: 0, slack: u64::MAX, placement: Placement::Auto }
+    ArenaOptions {
+        capacity,
+        step: 16 * PAGE,
+        ahead: 0,
+        slack: u64::MAX,
+        rest: Duration::ZERO,
+        placement: Placement::Auto,
+    }
 }
 
 fn eventually(what: &str, arena: &Arena, condition: impl Fn(ArenaStats) -> bool) {
@@ -147,6 +154,27 @@ fn memory_is_committed_ahead_announced_and_given_back() {
     // SAFETY: no other process has this arena.
     unsafe { again.as_mut_slice() }.fill(1);
     assert!(again.extent().offset <= offset + 4 * MIB);
+}
+
+#[test]
+fn free_memory_is_given_back_once_it_has_rested() {
+    let rest = Duration::from_millis(300);
+    let arena = Arena::new(ArenaOptions { ahead: 0, slack: 0, rest, ..options(64 * MIB) }).unwrap();
+    let block = arena.allocate(20 * MIB).unwrap();
+    let begin = Instant::now();
+    drop(block);
+    eventually("given back", &arena, |stats| stats.committed == 0);
+    assert!(begin.elapsed() >= rest || keeper::is_short());
+    // What is used again and again keeps its memory.
+    let begin = Instant::now();
+    while begin.elapsed() < 3 * rest {
+        drop(arena.allocate(20 * MIB).unwrap());
+        let freed = Instant::now();
+        std::thread::yield_now();
+        let committed = arena.stats().committed;
+        assert!(committed >= 20 * MIB || freed.elapsed() >= rest || keeper::is_short());
+    }
+    eventually("given back", &arena, |stats| stats.committed == 0);
 }
 
 #[test]

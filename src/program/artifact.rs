@@ -55,7 +55,7 @@ impl Artifact {
         let mut bytes = vec![0; HEADER];
         bytes = postcard::to_extend(self, bytes)
             .map_err(|error| Status::invalid(format!("the program cannot be serialized: {error}")))?;
-        let hash = xxhash_rust::xxh3::xxh3_64(&bytes[HEADER..]);
+        let hash = twox_hash::XxHash3_64::oneshot(&bytes[HEADER..]);
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..HEADER].copy_from_slice(&hash.to_le_bytes());
@@ -77,7 +77,7 @@ impl Artifact {
         if header[8..12] != VERSION.to_le_bytes() {
             return Err(unusable("their layout has another version"));
         }
-        if header[12..] != xxhash_rust::xxh3::xxh3_64(body).to_le_bytes() {
+        if header[12..] != twox_hash::XxHash3_64::oneshot(body).to_le_bytes() {
             return Err(unusable("their checksum does not fit"));
         }
         postcard::from_bytes(body).map_err(|error| unusable(&error.to_string()))

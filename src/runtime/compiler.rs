@@ -266,12 +266,12 @@ impl Job {
             Self::Whole(job) => (job, None),
             Self::Spanning(job) => (&job.program, Some(&job.parts)),
         };
-        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        let mut hasher = twox_hash::XxHash3_128::new();
         let rest = format!("{}\0{:?}\0{parts:?}\0{}\0", program.format, program.client_options, program.options.len());
         for part in [rest.as_bytes(), &program.options, &program.code] {
-            hasher.update(part);
+            hasher.write(part);
         }
-        hasher.digest128()
+        hasher.finish_128()
     }
 }
 

@@ -1,13 +1,14 @@
 //! Copying values that this process can read where the devices have them: in pieces, side by side, each piece's checksum
 //! computed while it is in the processor's cache.
 
+use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::helpers;
 use super::snapshot::{CHUNK, Checksums, Snapshot, Value};
@@ -227,15 +228,15 @@ impl Group {
             }
             if len <= STRIP {
                 stream::copy(from, to, len);
-                return xxhash_rust::xxh3::xxh3_64(std::slice::from_raw_parts(from, len));
+                return XxHash3_64::oneshot(std::slice::from_raw_parts(from, len));
             }
-            let mut state = Xxh3::new();
+            let mut hasher = XxHash3_64::new();
             for at in (0..len).step_by(STRIP) {
                 let strip = STRIP.min(len - at);
                 stream::copy(from.add(at), to.add(at), strip);
-                state.update(std::slice::from_raw_parts(from.add(at), strip));
+                hasher.write(std::slice::from_raw_parts(from.add(at), strip));
             }
-            state.digest()
+            hasher.finish()
         }
     }
 }

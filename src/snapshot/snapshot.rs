@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::contents::{ArrayInfo, Contents};
 use super::helpers;
@@ -328,7 +328,7 @@ fn checksums(block: &Block) -> Checksums {
     // SAFETY: the block is a value, which nobody writes to.
     let bytes = unsafe { block.as_slice() };
     if bytes.is_empty() {
-        return Checksums(SmallVec::from_elem(xxh3_64(&[]), 1));
+        return Checksums(SmallVec::from_elem(XxHash3_64::oneshot(&[]), 1));
     }
-    Checksums(bytes.chunks(CHUNK as usize).map(xxh3_64).collect())
+    Checksums(bytes.chunks(CHUNK as usize).map(XxHash3_64::oneshot).collect())
 }

@@ -63,12 +63,12 @@ impl Metadata {
 
 /// Equal for equal programs and options, whichever process compiles them.
 fn fingerprint(program: &CompileJob) -> Vec<u8> {
-    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    let mut hash = twox_hash::XxHash3_128::new();
     for bytes in [program.format.as_bytes(), &program.code, &program.options] {
-        hash.update(&(bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
+        hash.write(&(bytes.len() as u64).to_le_bytes());
+        hash.write(bytes);
     }
-    format!("{:032x}", hash.digest128()).into_bytes()
+    format!("{:032x}", hash.finish_128()).into_bytes()
 }
 
 /// The shardings of a tuple's parts, or the sharding itself.

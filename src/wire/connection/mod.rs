@@ -52,7 +52,7 @@ const MOST_URGENT_BYTES: usize = 32 << 10;
 
 /// What client and worker must agree on: the version of this crate, hashed.
 fn protocol() -> u64 {
-    xxhash_rust::xxh3::xxh3_64(env!("CARGO_PKG_VERSION").as_bytes())
+    twox_hash::XxHash3_64::oneshot(env!("CARGO_PKG_VERSION").as_bytes())
 }
 
 /// Why a connection is of no more use.

@@ -36,6 +36,8 @@ pub use view::ArenaView;
 pub const ALIGNMENT: u64 = 64;
 /// Blocks of at least this many bytes start on a page.
 pub const PAGE_ALIGNED_FROM: u64 = 64 << 10;
+/// For blocks of at least this many bytes memory is looked for that is committed.
+const READY_FIRST_FROM: u64 = 1 << 20;
 /// Of the machine's memory, so much is left to others when the arena grows.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
 
@@ -138,6 +140,22 @@ struct State {
 impl State {
     fn used(&self, capacity: u64) -> u64 {
         capacity - self.space.free() - self.in_work
+    }
+
+    /// Takes so many bytes that have memory already, at the start of a page.
+    fn take_ready(&mut self, size: u64) -> Option<u64> {
+        const TRIES: usize = 64;
+        let start = self.space.fitting(size).take(TRIES).find_map(|(first, len)| {
+            let last = first + len;
+            let gaps = self.uncommitted.within(first, last).into_iter().chain([(last, last)]);
+            let mut start = first.next_multiple_of(PAGE);
+            gaps.into_iter().find_map(|(gap, after)| {
+                let begin = std::mem::replace(&mut start, after);
+                (gap >= begin + size).then_some(begin)
+            })
+        })?;
+        self.space.take_at(start, size);
+        Some(start)
     }
 
     /// Committed bytes that no block holds.
@@ -344,7 +362,9 @@ impl Shared {
         let Some(size) = len.checked_next_multiple_of(align) else { return Err(self.too_little(len)) };
         let mut state = self.lock();
         let offset = loop {
-            match state.space.take(size, align) {
+            // Fresh memory takes longer than all that is done with it: what there is goes first.
+            let ready = if size >= READY_FIRST_FROM { state.take_ready(size) } else { None };
+            match ready.or_else(|| state.space.take(size, align)) {
                 Some(offset) => break offset,
                 // Room that is being worked on is soon free again: as soon as some megabytes are committed or given back.
                 None if state.in_work > 0 => state = self.settled.wait(state).unwrap_or_else(PoisonError::into_inner),

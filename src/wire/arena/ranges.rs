@@ -98,6 +98,11 @@ impl FreeSpace {
         self.by_len.range((len, 0)..).rev().map(|(len, start)| (*start, *len))
     }
 
+    /// The same, shortest first.
+    pub fn fitting(&self, len: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.by_len.range((len, 0)..).map(|(len, start)| (*start, *len))
+    }
+
     fn insert(&mut self, start: u64, len: u64) {
         self.by_start.insert(start, len);
         self.by_len.insert((len, start));

@@ -157,6 +157,21 @@ fn memory_is_committed_ahead_announced_and_given_back() {
 }
 
 #[test]
+fn what_has_memory_is_used_first() {
+    let arena = Arena::new(options(64 * MIB)).unwrap();
+    let (first, second) = (arena.allocate(48 * MIB).unwrap(), arena.allocate(6 * MIB).unwrap());
+    let committed = arena.stats().committed;
+    drop(first);
+    // Ten MiB at the end are a shorter stretch, and have none.
+    let blocks = [5 * MIB, 20 * MIB, MIB].map(|len| arena.allocate(len).unwrap());
+    assert_eq!(arena.stats().committed, committed);
+    assert_eq!(blocks.map(|block| block.extent().offset), [0, 5 * MIB, 25 * MIB]);
+    drop(second);
+    // Where too little lies together, there is more.
+    assert_eq!(arena.allocate(60 * MIB).unwrap().extent().offset, 0);
+}
+
+#[test]
 fn free_memory_is_given_back_once_it_has_rested() {
     let rest = Duration::from_millis(300);
     let arena = Arena::new(ArenaOptions { ahead: 0, slack: 0, rest, ..options(64 * MIB) }).unwrap();

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use super::buffer::{Place, Shape, unexpected};
 use super::compiler::Compiler;
@@ -27,6 +28,9 @@ use crate::worker::collectives::{MAX_SLOTS, create_region};
 const EXCHANGE_BYTES: usize = 256 << 20;
 /// This part of the machine's memory may lie free in the heaps of all workers together.
 const HEAP_SLACK_PART: u64 = 16;
+
+/// For so long the client waits for workers to give memory back.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(2);
 
 const _: () = assert!(MOST_SLICES as usize <= MAX_SLOTS);
 
@@ -276,9 +280,28 @@ impl Client {
 
     /// A block of the arena, announced to the workers if it is new memory.
     pub fn allocate(&self, bytes: u64) -> Result<Block, Status> {
-        let block = self.shared.arena.allocate(bytes)?;
+        let arena = &self.shared.arena;
+        let block = arena.allocate(bytes).or_else(|refusal| {
+            // What workers let rest is the machine's again soon.
+            let is_the_machines = arena.stats().largest_free >= bytes;
+            if is_the_machines { self.allocate_patiently(bytes, refusal) } else { Err(refusal) }
+        })?;
         self.announce();
         Ok(block)
+    }
+
+    /// The same once the workers have given back what they can, or the last refusal.
+    fn allocate_patiently(&self, bytes: u64, mut refusal: Status) -> Result<Block, Status> {
+        let until = Instant::now() + GIVEN_BACK_WITHIN;
+        self.slices.iter().for_each(|slice| slice.current().give_back());
+        while Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+            match self.shared.arena.allocate(bytes) {
+                Ok(block) => return Ok(block),
+                Err(again) => refusal = again,
+            }
+        }
+        Err(refusal)
     }
 
     pub(super) fn announce(&self) {

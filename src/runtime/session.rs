@@ -396,6 +396,11 @@ impl Session {
     pub fn populate(&self, extent: Extent) {
         self.send(&Command::Populate { extent });
     }
+
+    /// Has the worker give back what was freed on the device and rests.
+    pub fn give_back(&self) {
+        self.send(&Command::GiveBack);
+    }
 }
 
 impl Pending {

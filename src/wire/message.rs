@@ -270,6 +270,8 @@ pub enum Command {
         /// The newly committed stretch.
         extent: Extent,
     },
+    /// The machine is short of memory: give back what was freed on the device and is kept for what comes.
+    GiveBack,
     /// Misbehave from now on: for people who test how their own code bears it.
     Misbehave(Misbehaviour),
     /// Finish what is running, destroy the inner client and leave with exit code 0.

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::inner::Buffer;
@@ -36,8 +36,9 @@ const REST: Duration = Duration::from_secs(5);
 const GIVEN_BACK: u64 = 64 << 20;
 /// This part of the machine's memory is left to others, however much rests.
 const LEFT_TO_OTHERS: u64 = 4;
-/// What the machine has left is looked up again after this long.
+/// What the machine has left is looked up again after this long where memory is freed, and that by the thread.
 const LOOK_UP: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_secs(1);
 /// From so many bytes without memory on, several threads touch them.
 const TOUCHED_AHEAD: u64 = 16 << 20;
 /// More threads than this gain nothing.
@@ -56,7 +57,7 @@ struct Heap {
     /// Of large blocks that are freed, so many bytes keep their memory.
     slack: u64,
     state: Mutex<State>,
-    /// More rests than may stay.
+    /// More rests than may stay, or others need it.
     plenty: Condvar,
 }
 
@@ -72,6 +73,8 @@ struct State {
     looked_up: Option<Instant>,
     /// Somebody gives back what has rested.
     is_kept: bool,
+    /// All that rests is to be given back now.
+    is_needed: bool,
     /// No more blocks are given.
     left: bool,
 }
@@ -129,11 +132,23 @@ pub fn leave() {
     }
 }
 
+/// Gives back, soon, what was freed and rests.
+pub fn give_back() {
+    if let Some(heap) = HEAP.get() {
+        heap.need();
+    }
+}
+
 /// Frees the block at an [offset](offset_of). What is no block's start is a bug of whoever frees it, and stays as it is.
 pub fn free(offset: u64) {
-    if let Some(heap) = HEAP.get() {
-        heap.free(offset);
-    }
+    let Some(heap) = HEAP.get() else { return };
+    // SAFETY: this thread's own.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above. Whoever frees counts on it staying as it is.
+    let before = unsafe { *errno };
+    heap.free(offset);
+    // SAFETY: as above.
+    unsafe { *errno = before };
 }
 
 /// Bytes of the block at an [offset](offset_of).
@@ -154,6 +169,7 @@ impl Heap {
             allowed: 0,
             looked_up: None,
             is_kept: false,
+            is_needed: false,
             left: false,
         };
         Ok(Self { fd, arena, mapping, slack, state: Mutex::new(state), plenty: Condvar::new() })
@@ -166,14 +182,19 @@ impl Heap {
         if state.left {
             return None;
         }
-        let offset = state.space.take(len, align as u64)?;
+        let resting = if len >= WORTHWHILE && align as u64 <= PAGE { state.take_resting(len) } else { None };
+        let offset = resting.or_else(|| state.space.take(len, align as u64))?;
         state.blocks.insert(offset, len);
         let bytes = state.resting();
         state.recent.remove(offset, offset + len);
         state.rested.remove(offset, offset + len);
         let had_memory = bytes - state.resting();
         drop(state);
-        if len - had_memory >= TOUCHED_AHEAD {
+        let missing = len - had_memory;
+        if missing >= TOUCHED_AHEAD {
+            if machine::memory().is_some_and(|memory| memory.available < missing + memory.total / LEFT_TO_OTHERS) {
+                self.give_all_back();
+            }
             self.touch(offset, len);
         }
         self.mapping.at(offset, len)
@@ -181,7 +202,9 @@ impl Heap {
 
     /// Has the kernel find memory for a block: what has some keeps it.
     fn touch(&self, offset: u64, len: u64) {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_TOUCHING) as u64;
+        static THREADS: LazyLock<u64> =
+            LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from).min(MOST_TOUCHING) as u64);
+        let threads = *THREADS;
         let share = (len / threads).next_multiple_of(PAGE);
         let touch = |number: u64| {
             let (start, end) = (number * share, len.min((number + 1) * share));
@@ -204,11 +227,18 @@ impl Heap {
         if len < WORTHWHILE {
             return state.space.give(offset, len);
         }
-        let then = state.resting() + len;
-        if then <= self.slack || then <= state.allowed() {
+        if state.is_kept && state.resting() + len > self.slack && state.must_look_up() {
+            // Nobody else knows of the block now.
+            drop(state);
+            let memory = machine::memory();
+            state = lock(&self.state);
+            state.allow(memory);
+        }
+        let before = state.resting();
+        if before + len <= self.slack || state.is_kept && before + len <= state.allowed {
             state.space.give(offset, len);
             state.recent.insert(offset, offset + len);
-            if state.resting() > self.slack {
+            if before <= self.slack && before + len > self.slack {
                 self.plenty.notify_one();
             }
             return;
@@ -219,16 +249,38 @@ impl Heap {
         lock(&self.state).space.give(offset, len);
     }
 
-    /// Gives back, for as long as the process lives, what has rested for long.
+    /// Gives back, for as long as the process lives, what has rested for long, or what others need.
     fn keep(&self) {
-        lock(&self.state).is_kept = true;
+        let mut turned = Instant::now();
+        let mut state = lock(&self.state);
+        state.is_kept = true;
         loop {
-            let state = lock(&self.state);
-            let rests_little = |state: &mut State| state.resting() <= self.slack;
-            drop(self.plenty.wait_while(state, rests_little).unwrap_or_else(PoisonError::into_inner));
-            std::thread::sleep(REST);
-            self.give_back();
+            let nothing = |state: &mut State| state.resting() <= self.slack && !state.is_needed;
+            state = self.plenty.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
+            let not_needed = |state: &mut State| !state.is_needed;
+            let waited = self.plenty.wait_timeout_while(state, LOOK, not_needed);
+            let is_needed = std::mem::take(&mut waited.unwrap_or_else(PoisonError::into_inner).0.is_needed);
+            let is_short = |memory: machine::Memory| memory.available < memory.total / LEFT_TO_OTHERS;
+            if is_needed || machine::memory().is_some_and(is_short) {
+                self.give_all_back();
+            } else if turned.elapsed() >= REST {
+                self.give_back();
+                turned = Instant::now();
+            }
+            state = lock(&self.state);
         }
+    }
+
+    /// Has the thread give back all that rests.
+    fn need(&self) {
+        lock(&self.state).is_needed = true;
+        self.plenty.notify_one();
+    }
+
+    /// Gives back all that rests, but for the slack.
+    fn give_all_back(&self) {
+        self.give_back();
+        self.give_back();
     }
 
     /// Gives back what was freed before the last call and rests still, but for the slack.
@@ -264,17 +316,23 @@ impl State {
         Some((start, len))
     }
 
-    /// How many bytes may rest: so many that others find a part of the machine's memory free.
-    fn allowed(&mut self) -> u64 {
-        if !self.is_kept {
-            return 0;
-        }
-        if self.looked_up.is_none_or(|then| then.elapsed() >= LOOK_UP) {
-            let spare = |memory: machine::Memory| memory.available.saturating_sub(memory.total / LEFT_TO_OTHERS);
-            self.allowed = machine::memory().map_or(0, spare) + self.resting();
-            self.looked_up = Some(Instant::now());
-        }
-        self.allowed
+    /// Takes so many bytes of what rests, from a page's start on.
+    fn take_resting(&mut self, len: u64) -> Option<u64> {
+        let (start, _) = self.recent.iter().chain(self.rested.iter()).find(|(start, end)| end - start >= len)?;
+        self.space.take_at(start, len);
+        Some(start)
+    }
+
+    /// Whether what the machine had left is long ago.
+    fn must_look_up(&self) -> bool {
+        self.looked_up.is_none_or(|then| then.elapsed() >= LOOK_UP)
+    }
+
+    /// Allows so many bytes to rest that others find a part of the machine's memory free.
+    fn allow(&mut self, memory: Option<machine::Memory>) {
+        let spare = |memory: machine::Memory| memory.available.saturating_sub(memory.total / LEFT_TO_OTHERS);
+        self.allowed = memory.map_or(0, spare) + self.resting();
+        self.looked_up = Some(Instant::now());
     }
 }
 
@@ -282,7 +340,7 @@ impl State {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Heap, PAGE, WORTHWHILE, lock, shm};
+    use super::{Duration, Heap, Instant, LEFT_TO_OTHERS, PAGE, REST, WORTHWHILE, lock, machine, shm};
 
     const MIB: usize = 1 << 20;
 
@@ -329,6 +387,38 @@ mod tests {
         assert_eq!(bytes(&heap), 32 * MIB, "what was freed just now rests");
         heap.give_back();
         assert_eq!(bytes(&heap), 2 * MIB);
+    }
+
+    #[test]
+    fn what_rests_goes_first_and_goes_when_it_is_needed() {
+        let heap = heap(0);
+        let (first, second) = (block(&heap, 40 * MIB, 1), block(&heap, 10 * MIB, 2));
+        heap.free(first);
+        // Less than the rest of the heap, and more than this.
+        assert_eq!(block(&heap, 20 * MIB, 3), first);
+        assert_eq!(bytes(&heap), 50 * MIB);
+        heap.give_all_back();
+        assert_eq!(bytes(&heap), 30 * MIB);
+        assert!(holds(&heap, first, 20 * MIB, 3) && holds(&heap, second, 10 * MIB, 2));
+    }
+
+    #[test]
+    fn the_thread_gives_back_what_is_needed_and_what_has_rested() {
+        let heap: &'static Heap = Box::leak(Box::new(heap(0)));
+        std::thread::spawn(|| heap.keep());
+        for is_needed in [true, false] {
+            heap.free(block(heap, 8 * MIB, 1));
+            let begin = Instant::now();
+            if is_needed {
+                heap.need();
+            }
+            while bytes(heap) > 0 {
+                assert!(begin.elapsed() < Duration::from_secs(60), "{} bytes are still there", bytes(heap));
+                std::thread::yield_now();
+            }
+            let is_short = machine::memory().is_some_and(|m| m.available < m.total / LEFT_TO_OTHERS);
+            assert!(is_needed || begin.elapsed() >= REST || is_short, "it has not rested");
+        }
     }
 
     #[test]

@@ -298,6 +298,7 @@ impl Host {
             Command::CompileSpanning { request, job } => self.compile_spanning(request, job),
             Command::Ask { request, query } => self.ask(request, query),
             Command::Populate { extent } => self.populate(extent),
+            Command::GiveBack => heap::give_back(),
         }
     }
 

@@ -5,6 +5,7 @@
 
 import os
 import random
+import threading
 from typing import Any, NamedTuple
 
 import pytest
@@ -566,6 +567,94 @@ def test_within_another() -> None:
         assert taken.wait(60)
         _same(snapshot.restore(taken), outer)
     assert len(within) == 12, within
+
+
+@jax_process(slices=1)
+def test_a_take_that_is_interrupted_leaves_nothing_behind() -> None:
+    """Whether the interrupt comes before the library takes the buffers that it has noted, or after."""
+    import jax
+    import numpy as np
+
+    from mainstay import snapshot
+    from mainstay.snapshot._engine import engine
+
+    array = jax.device_put(np.arange(4096, dtype=np.int32))
+    address = array.unsafe_buffer_pointer()
+    store = snapshot.Store()
+    usual = engine().call
+    for is_before in (True, False):
+
+        def interrupted(name: str, is_before: bool = is_before, **given: Any) -> Any:
+            if name == "Mainstay_Snapshot_Take" and is_before:
+                raise KeyboardInterrupt
+            result = usual(name, **given)
+            if name == "Mainstay_Snapshot_Take":
+                raise KeyboardInterrupt
+            return result
+
+        engine().call = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            store.take([array])
+        engine().call = usual  # type: ignore[method-assign]
+        assert array.unsafe_buffer_pointer() == address
+    with pytest.raises(TypeError, match="float"):
+        store.take([array], step=1.5)  # type: ignore[arg-type]
+    taken = store.take([array], step=np.int64(3))  # type: ignore[arg-type]
+    assert taken.wait(60)
+    assert taken.step == 3
+    _same(snapshot.restore(taken), [array])
+
+
+@jax_process(slices=1, env={"JAX_PLATFORMS": "mainstay,cpu"})
+def test_arrays_of_another_backend_are_refused() -> None:
+    """One or many, the first time and later; and what is not an array of Mainstay's is no reason to fail afterwards."""
+    import jax
+    import numpy as np
+
+    from mainstay import snapshot
+
+    elsewhere, here = jax.devices("cpu")[0], jax.devices()[0]
+    store = snapshot.Store()
+    for count in (1, 100):
+        own = [jax.device_put(np.full(8, number, np.int32), here) for number in range(count)]
+        foreign = [jax.device_put(np.full(8, number, np.int32), elsewhere) for number in range(count)]
+        for _ in range(4):
+            with pytest.raises(ValueError, match="not on Mainstay's devices"):
+                store.take(foreign)
+            with pytest.raises(ValueError, match="not on Mainstay's devices"):
+                store.take([*own, *foreign])
+            taken = store.take(own)
+            assert taken.wait(60)
+            _same(snapshot.restore(taken), own)
+            # From the second time on, by a program.
+            for thread in threading.enumerate():
+                if thread.name == "mainstay-capture":
+                    thread.join(60)
+
+
+@jax_process(slices=1)
+def test_leaves_that_are_no_arrays_go_with_their_snapshot() -> None:
+    """However many snapshots a store has dropped."""
+    import gc
+    import weakref
+
+    import jax
+    import numpy as np
+
+    from mainstay import snapshot
+
+    class Large:
+        pass
+
+    store, array = snapshot.Store(1), jax.device_put(np.arange(8))
+    kept = []
+    for _ in range(6):
+        taken = store.take({"array": array, "other": Large()})
+        assert taken.wait(60)
+        kept.append(weakref.ref(taken.structure["other"]))
+        del taken
+    gc.collect()
+    assert sum(one() is not None for one in kept) <= 2
 
 
 @jax_process(slices=1, env={"MAINSTAY_HOST_MEMORY": "96MiB"})

@@ -1,10 +1,11 @@
 """Finding the buffers that arrays consist of, which JAX does not show.
 
-An array on one device can be asked for its address. Many arrays on the same devices are given to a program, all at once:
-JAX makes one call to Mainstay, which has the buffers and launches nothing. Until there is such a program each of the
-shards of those on several devices is made an array, for which JAX takes some 10 µs. See `docs/snapshots.md`.
+An array on one device can be asked for its address. Many arrays on the same devices are given to a program, all at
+once: JAX makes one call to Mainstay, which has the buffers and launches nothing. Until there is such a program each of
+the shards of those on several devices is made an array, for which JAX takes some 10 µs. See `docs/snapshots.md`.
 """
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -49,15 +50,30 @@ class Finder:
 
         Raises RuntimeError for deleted arrays, ValueError for arrays that are not on Mainstay's devices.
         """
-        if self._wanted is not None:
+        if self._wanted is None:
+            taken = self._take_noted(engine, arrays, request)
+        else:
             wanted = self._find(engine, arrays)[self._wanted]
-            return engine.call("Mainstay_Snapshot_Take", buffers=wanted.ctypes.data, num_buffers=len(wanted), **request)
+            taken = engine.call(
+                "Mainstay_Snapshot_Take", buffers=wanted.ctypes.data, num_buffers=len(wanted), **request
+            )
+        # All of them are on Mainstay's devices.
+        self._is_first = False
+        return taken
+
+    def _take_noted(self, engine: Engine, arrays: list[Any], request: dict[str, Any]) -> Any:
+        """The same where all shards are wanted, which then need not come to Python."""
         self._capture(engine, arrays)
         try:
             return engine.call("Mainstay_Snapshot_Take", captured=True, num_buffers=self._total, **request)
         except SnapshotError:
             # For want of buffers, perhaps.
             self._find(engine, arrays)
+            raise
+        except BaseException:
+            # Interrupted, perhaps before the call, which ends what was begun.
+            with contextlib.suppress(SnapshotError):
+                engine.call("Mainstay_Capture_End")
             raise
 
     def _find(self, engine: Engine, arrays: list[Any]) -> Any:
@@ -74,9 +90,8 @@ class Finder:
 
     def _capture(self, engine: Engine, arrays: list[Any]) -> None:
         """Has the library note the buffers of all shards of the arrays."""
-        is_first, self._is_first = self._is_first, False
         # Before the library is told to note what it is asked: this makes calls of its own.
-        groups = [self._prepared(devices, pick(arrays), is_first) for devices, pick in self._groups]
+        groups = [self._prepared(devices, pick(arrays)) for devices, pick in self._groups]
         engine.call("Mainstay_Capture_Begin")
         try:
             for program, members in groups:
@@ -89,13 +104,13 @@ class Finder:
             engine.call("Mainstay_Capture_End")
             raise
 
-    def _prepared(self, devices: tuple[jax.Device, ...], members: list[Any], is_first: bool) -> tuple[Any, list[Any]]:
+    def _prepared(self, devices: tuple[jax.Device, ...], members: list[Any]) -> tuple[Any, list[Any]]:
         """A program and what to give to it, or None and arrays of one device each."""
         is_on_one = len(devices) == 1
         if is_on_one and len(members) < _MANY:
             return None, members
         # Who takes one snapshot only has no use for a program.
-        program = None if is_first else _Program.on(devices)
+        program = None if self._is_first else _Program.on(devices)
         return (program, members) if program or is_on_one else (None, _shards_of(members))
 
 

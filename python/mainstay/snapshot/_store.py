@@ -1,5 +1,6 @@
 """Stores and snapshots."""
 
+import operator
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -169,6 +170,7 @@ class Store:
         Raises SnapshotError (`RESOURCE_EXHAUSTED: …`) where host memory has no room, RuntimeError for deleted arrays,
         ValueError for arrays that are not on Mainstay's devices.
         """
+        step = operator.index(step)
         leaves, structure = jax.tree.flatten(tree)
         arrays, others = split(leaves)
         plan = self._plan_of(arrays)
@@ -183,13 +185,14 @@ class Store:
             layout=plan.layout,
             layout_size=len(plan.layout) // 8,
         )
-        return self._adopt(Snapshot(taken.snapshot, structure, joined(plan.leaves, others), step, label))
+        snapshot = Snapshot(taken.snapshot, structure, joined(plan.leaves, others), step, label)
+        return self._adopt(snapshot, keeps_leaves=others is not None)
 
-    def _adopt(self, snapshot: Snapshot) -> Snapshot:
+    def _adopt(self, snapshot: Snapshot, keeps_leaves: bool = False) -> Snapshot:
         with self._lock:
             self._taken.append(snapshot)
-            # Not each time: training waits.
-            if len(self._taken) > _FORGOTTEN + 2 * self._size:
+            # Not each time: training waits. But leaves that are no arrays may be large.
+            if keeps_leaves or len(self._taken) > _FORGOTTEN + 2 * self._size:
                 self._taken = [one for one in self._taken if one._phase() in (COPYING, WHOLE)]
         return snapshot
 

@@ -31,6 +31,15 @@ enum Work {
     Release(u64, u64),
 }
 
+/// Free memory that is watched, as there is more of it than is to be kept.
+#[derive(Default)]
+struct Watch {
+    /// Whatever is free since then has lain idle.
+    since: Option<Instant>,
+    /// When it was looked up whether the machine is short.
+    looked: Option<Instant>,
+}
+
 /// Starts the thread; it ends when [`State::stop`] is set.
 pub fn start(shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("mainstay-arena".to_owned()).spawn(move || run(&shared))
@@ -40,12 +49,11 @@ fn run(shared: &Shared) {
     let mut state = shared.lock();
     // Number of blocks when the kernel refused: not tried again before that changes.
     let mut refused_at = None;
-    // When it began to watch for what lies idle.
-    let mut since = None;
+    let mut watch = Watch::default();
     while !state.stop {
         let work = shared.next_work(&mut state, refused_at);
         let Some(work) = work else {
-            state = shared.watch(state, &mut since);
+            state = shared.watch(state, &mut watch);
             continue;
         };
         drop(state);
@@ -69,28 +77,29 @@ impl Shared {
     }
 
     /// Waits until there may be something to do; finds what has lain idle since, where more is ready than is to be kept.
-    fn watch<'a>(&'a self, mut state: MutexGuard<'a, State>, since: &mut Option<Instant>) -> MutexGuard<'a, State> {
+    fn watch<'a>(&'a self, mut state: MutexGuard<'a, State>, watch: &mut Watch) -> MutexGuard<'a, State> {
         let (ready, slack) = (state.ready(self.options.capacity), self.slack(&state));
         if ready <= slack {
-            (state.idle, *since) = (None, None);
+            (state.idle, *watch) = (None, Watch::default());
             return self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let idle = *state.idle.get_or_insert(ready);
-        let left = self.options.rest.saturating_sub(since.get_or_insert_with(Instant::now).elapsed());
+        let left = self.options.rest.saturating_sub(watch.since.get_or_insert_with(Instant::now).elapsed());
         if left.is_zero() {
             state.surplus = idle.min(ready).saturating_sub(slack);
-            (state.idle, *since) = (Some(ready), Some(Instant::now()));
-        } else {
-            drop(state);
-            let is_short = is_short();
-            state = self.lock();
-            state.surplus = if is_short { ready.saturating_sub(slack) } else { 0 };
-        }
-        if self.surplus_stretch(&state).is_some() {
+            (state.idle, watch.since) = (Some(ready), Some(Instant::now()));
             return state;
         }
-        // What happened meanwhile makes it look again too soon, at worst.
-        self.work.wait_timeout(state, self.options.rest.min(LOOK)).unwrap_or_else(PoisonError::into_inner).0
+        if watch.looked.is_none_or(|then| then.elapsed() >= LOOK) {
+            drop(state);
+            let is_short = is_short();
+            watch.looked = Some(Instant::now());
+            state = self.lock();
+            state.surplus = if is_short { state.ready(self.options.capacity).saturating_sub(slack) } else { 0 };
+            // Something may have happened meanwhile.
+            return state;
+        }
+        self.work.wait_timeout(state, left.min(LOOK)).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// A stretch of the surplus.
@@ -120,11 +129,10 @@ impl Shared {
             }
             return Some(Work::Touch(touch));
         }
-        if refused_at == Some(state.blocks) {
-            return None;
-        }
-        let ready = state.ready(self.options.capacity);
-        if ready < self.ahead(state) {
+        if state.ready(self.options.capacity) < self.ahead(state) {
+            if refused_at == Some(state.blocks) {
+                return None;
+            }
             let (start, end) = self.stretch_to_commit(state)?;
             self.take(state, start, end);
             return Some(Work::Commit(start, end));
@@ -206,7 +214,9 @@ impl Shared {
         match work {
             Work::Commit(..) if done => self.record(state, &[(start, end)]),
             Work::Release(..) if done => state.uncommitted.insert(start, end),
-            _ => {}
+            // Not again before more has rested.
+            Work::Release(..) => state.surplus = 0,
+            Work::Commit(..) | Work::Touch(_) => {}
         }
     }
 }

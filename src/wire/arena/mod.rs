@@ -142,17 +142,19 @@ impl State {
         capacity - self.space.free() - self.in_work
     }
 
-    /// Takes so many bytes that have memory already, at the start of a page.
+    /// Takes so many bytes that have memory already, from a page's start on, at one end of a free stretch: what is left
+    /// of it stays in one piece.
     fn take_ready(&mut self, size: u64) -> Option<u64> {
         const TRIES: usize = 64;
         let start = self.space.fitting(size).take(TRIES).find_map(|(first, len)| {
             let last = first + len;
-            let gaps = self.uncommitted.within(first, last).into_iter().chain([(last, last)]);
-            let mut start = first.next_multiple_of(PAGE);
-            gaps.into_iter().find_map(|(gap, after)| {
-                let begin = std::mem::replace(&mut start, after);
-                (gap >= begin + size).then_some(begin)
-            })
+            let gaps = self.uncommitted.within(first, last);
+            let begin = first.next_multiple_of(PAGE);
+            let until = gaps.first().map_or(last, |(gap, _)| *gap);
+            let since = gaps.last().map_or(first, |(_, after)| *after);
+            let end = last.checked_sub(size).map(|end| end - end % PAGE);
+            let at_begin = (until >= begin + size).then_some(begin);
+            at_begin.or_else(|| end.filter(|end| *end >= since))
         })?;
         self.space.take_at(start, size);
         Some(start)

@@ -172,6 +172,20 @@ fn what_has_memory_is_used_first() {
 }
 
 #[test]
+fn what_is_left_of_a_free_stretch_stays_in_one_piece() {
+    let arena = Arena::new(ArenaOptions { slack: 0, ..options(64 * MIB) }).unwrap();
+    let blocks = [30 * MIB, 10 * MIB, 24 * MIB].map(|len| arena.allocate(len).unwrap());
+    let [first, second, _third] = blocks;
+    drop(first);
+    eventually("given back", &arena, |stats| stats.committed <= 34 * MIB);
+    // Forty MiB lie free now, and the last ten have memory, for a moment at least.
+    drop(second);
+    let small = arena.allocate(4 * MIB).unwrap();
+    assert!([0, 36 * MIB].contains(&small.extent().offset), "{:?}", small.extent());
+    assert!(arena.allocate(36 * MIB).is_ok());
+}
+
+#[test]
 fn free_memory_is_given_back_once_it_has_rested() {
     let rest = Duration::from_millis(300);
     let arena = Arena::new(ArenaOptions { ahead: 0, slack: 0, rest, ..options(64 * MIB) }).unwrap();

@@ -318,7 +318,10 @@ impl State {
 
     /// Takes so many bytes of what rests, from a page's start on.
     fn take_resting(&mut self, len: u64) -> Option<u64> {
-        let (start, _) = self.recent.iter().chain(self.rested.iter()).find(|(start, end)| end - start >= len)?;
+        // A small block may lie at the start of a page.
+        let pages =
+            self.recent.iter().chain(self.rested.iter()).map(|(start, end)| (start.next_multiple_of(PAGE), end));
+        let (start, _) = pages.into_iter().find(|(start, end)| start + len <= *end)?;
         self.space.take_at(start, len);
         Some(start)
     }
@@ -353,6 +356,7 @@ mod tests {
     /// A block that is written to, by its offset.
     fn block(heap: &Heap, len: usize, value: u8) -> u64 {
         let at = heap.allocate(64, len).unwrap();
+        assert_eq!(at.addr().get() as u64 % if len as u64 >= WORTHWHILE { PAGE } else { 64 }, 0);
         // SAFETY: a block of so many bytes that nobody else has.
         unsafe { at.as_ptr().write_bytes(value, len) };
         (at.addr().get() - heap.mapping.address()) as u64
@@ -397,8 +401,14 @@ mod tests {
         // Less than the rest of the heap, and more than this.
         assert_eq!(block(&heap, 20 * MIB, 3), first);
         assert_eq!(bytes(&heap), 50 * MIB);
+        // Neither is what rests after a small one misaligned.
+        let small = block(&heap, 100, 4);
+        let third = block(&heap, 2 * MIB, 5);
+        assert!(third > first && third < second);
+        heap.free(third);
+        heap.free(small);
         heap.give_all_back();
-        assert_eq!(bytes(&heap), 30 * MIB);
+        assert_eq!(bytes(&heap), 30 * MIB + PAGE as usize, "small ones keep theirs");
         assert!(holds(&heap, first, 20 * MIB, 3) && holds(&heap, second, 10 * MIB, 2));
     }
 

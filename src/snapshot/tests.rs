@@ -1,7 +1,7 @@
 //! Stores, whatever arrives in whatever order.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
@@ -127,8 +127,8 @@ proptest! {
             snapshot.discard();
         }
         // A helper thread may still be about to let go of a value that came too late.
-        let until = std::time::Instant::now() + PATIENCE;
-        while arena.stats().blocks > 0 && std::time::Instant::now() < until {
+        let until = Instant::now() + PATIENCE;
+        while arena.stats().blocks > 0 && Instant::now() < until {
             std::thread::yield_now();
         }
         prop_assert_eq!(arena.stats().blocks, 0);
@@ -154,6 +154,11 @@ fn a_store_that_goes_frees_what_it_has() {
     let snapshot = store.keep(description(1, 1), vec![block(&arena, 16, 1)]);
     assert_eq!(snapshot.wait(PATIENCE), Phase::Whole);
     drop(store);
+    // The thread that made it whole may be about to let go of the store.
+    let until = Instant::now() + PATIENCE;
+    while snapshot.phase() == Phase::Whole && Instant::now() < until {
+        std::thread::yield_now();
+    }
     assert_eq!(snapshot.phase(), Phase::Dropped);
     assert_eq!(arena.stats().blocks, 0);
     assert!(snapshot.values(0..1).err().unwrap().message.contains("is gone"));

@@ -184,11 +184,11 @@ fn urgent_messages_pass_commands_and_none_is_lost() {
     std::thread::scope(|scope| {
         let taker = worker.clone();
         let hears = scope.spawn(move || std::iter::from_fn(|| taker.recv_urgent()).collect::<Vec<_>>());
+        client.send_urgent(&Urgent::Over { launch: count }).unwrap();
         while !client.waiting_urgent().is_empty() {
             listener.wait(Wait { timeout: Some(SOON), ..Wait::default() }, &mut Vec::new()).unwrap();
         }
-        client.send_urgent(&Urgent::Over { launch: count }).unwrap();
-        // What was sent before the end is heard before the end.
+        // What was sent, and does not wait for room any more, before the end is heard before the end.
         drop(listener);
         let heard = hears.join().unwrap();
         let launches = heard.iter().map(|urgent| match urgent {

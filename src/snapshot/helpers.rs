@@ -2,9 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::sync::lock;
+use crate::wire::machine;
 
 /// More threads than this gain nothing: the memory is busy.
 const MOST: usize = 4;
@@ -23,11 +24,9 @@ pub fn run(job: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// How many jobs run at the same time. Asked once: the answer takes dozens of system calls.
+/// How many jobs run at the same time.
 pub fn count() -> usize {
-    static COUNT: LazyLock<usize> =
-        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from).min(MOST));
-    *COUNT
+    machine::processors().min(MOST)
 }
 
 fn start() -> Option<Mutex<Sender<Job>>> {

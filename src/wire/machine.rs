@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use super::numa::{self, Numbers};
 
@@ -12,6 +13,32 @@ pub struct Memory {
     pub total: u64,
     /// What could be had now without pushing others out.
     pub available: u64,
+}
+
+/// This part of the memory is left to others by whoever keeps some only because it may use it again.
+const LEFT_TO_OTHERS: u64 = 4;
+
+impl Memory {
+    /// What may be kept for later use, so that others find enough.
+    pub fn spare(&self) -> u64 {
+        self.available.saturating_sub(self.total / LEFT_TO_OTHERS)
+    }
+
+    /// Whether others find too little.
+    pub fn is_short(&self) -> bool {
+        self.available < self.total / LEFT_TO_OTHERS
+    }
+}
+
+/// Whether memory is known to be short.
+pub fn is_short() -> bool {
+    memory().is_some_and(|memory| memory.is_short())
+}
+
+/// Processors that this process may run on. Asked once: each answer takes dozens of system calls.
+pub fn processors() -> usize {
+    static COUNT: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+    *COUNT
 }
 
 /// The memory of the machine, narrowed by every control group around this process and to the NUMA nodes that it may use.

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::inner::Buffer;
@@ -34,8 +34,6 @@ const WORTHWHILE: u64 = 1 << 20;
 const REST: Duration = Duration::from_secs(5);
 /// So much at once, for which it can't be had.
 const GIVEN_BACK: u64 = 64 << 20;
-/// This part of the machine's memory is left to others, however much rests.
-const LEFT_TO_OTHERS: u64 = 4;
 /// What the machine has left is looked up again after this long where memory is freed, and that by the thread.
 const LOOK_UP: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_secs(1);
@@ -192,7 +190,7 @@ impl Heap {
         drop(state);
         let missing = len - had_memory;
         if missing >= TOUCHED_AHEAD {
-            if machine::memory().is_some_and(|memory| memory.available < missing + memory.total / LEFT_TO_OTHERS) {
+            if machine::memory().is_some_and(|memory| memory.spare() < missing) {
                 self.give_all_back();
             }
             self.touch(offset, len);
@@ -202,9 +200,7 @@ impl Heap {
 
     /// Has the kernel find memory for a block: what has some keeps it.
     fn touch(&self, offset: u64, len: u64) {
-        static THREADS: LazyLock<u64> =
-            LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from).min(MOST_TOUCHING) as u64);
-        let threads = *THREADS;
+        let threads = machine::processors().min(MOST_TOUCHING) as u64;
         let share = (len / threads).next_multiple_of(PAGE);
         let touch = |number: u64| {
             let (start, end) = (number * share, len.min((number + 1) * share));
@@ -260,8 +256,7 @@ impl Heap {
             let not_needed = |state: &mut State| !state.is_needed;
             let waited = self.plenty.wait_timeout_while(state, LOOK, not_needed);
             let is_needed = std::mem::take(&mut waited.unwrap_or_else(PoisonError::into_inner).0.is_needed);
-            let is_short = |memory: machine::Memory| memory.available < memory.total / LEFT_TO_OTHERS;
-            if is_needed || machine::memory().is_some_and(is_short) {
+            if is_needed || machine::is_short() {
                 self.give_all_back();
             } else if turned.elapsed() >= REST {
                 self.give_back();
@@ -319,9 +314,9 @@ impl State {
     /// Takes so many bytes of what rests, from a page's start on.
     fn take_resting(&mut self, len: u64) -> Option<u64> {
         // A small block may lie at the start of a page.
-        let pages =
+        let mut pages =
             self.recent.iter().chain(self.rested.iter()).map(|(start, end)| (start.next_multiple_of(PAGE), end));
-        let (start, _) = pages.into_iter().find(|(start, end)| start + len <= *end)?;
+        let (start, _) = pages.find(|(start, end)| start + len <= *end)?;
         self.space.take_at(start, len);
         Some(start)
     }
@@ -333,8 +328,7 @@ impl State {
 
     /// Allows so many bytes to rest that others find a part of the machine's memory free.
     fn allow(&mut self, memory: Option<machine::Memory>) {
-        let spare = |memory: machine::Memory| memory.available.saturating_sub(memory.total / LEFT_TO_OTHERS);
-        self.allowed = memory.map_or(0, spare) + self.resting();
+        self.allowed = memory.map_or(0, |memory| memory.spare()) + self.resting();
         self.looked_up = Some(Instant::now());
     }
 }
@@ -343,7 +337,7 @@ impl State {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Duration, Heap, Instant, LEFT_TO_OTHERS, PAGE, REST, WORTHWHILE, lock, machine, shm};
+    use super::{Duration, Heap, Instant, PAGE, REST, WORTHWHILE, lock, machine, shm};
 
     const MIB: usize = 1 << 20;
 
@@ -426,8 +420,7 @@ mod tests {
                 assert!(begin.elapsed() < Duration::from_secs(60), "{} bytes are still there", bytes(heap));
                 std::thread::yield_now();
             }
-            let is_short = machine::memory().is_some_and(|m| m.available < m.total / LEFT_TO_OTHERS);
-            assert!(is_needed || begin.elapsed() >= REST || is_short, "it has not rested");
+            assert!(is_needed || begin.elapsed() >= REST || machine::is_short(), "it has not rested");
         }
     }
 

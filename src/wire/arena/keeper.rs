@@ -17,9 +17,7 @@ const STRETCH: u64 = 8 << 20;
 /// Free stretches shorter than this are not worth giving back.
 const WORTHWHILE: u64 = 1 << 20;
 
-/// The machine is short of memory where less than this part of it is left.
-const SHORT: u64 = 4;
-/// Whether it is, is looked up this often while free memory rests.
+/// Whether the machine is short of memory is looked up this often while free memory rests.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Something to do, chosen under the lock and done without it.
@@ -64,11 +62,6 @@ fn run(shared: &Shared) {
     }
 }
 
-/// Whether the machine is short of memory.
-pub(super) fn is_short() -> bool {
-    machine::memory().is_some_and(|memory| memory.available < memory.total / SHORT)
-}
-
 impl Shared {
     /// Whether there is something to do ahead, or to watch.
     pub(super) fn keeper_is_needed(&self, state: &State) -> bool {
@@ -92,7 +85,7 @@ impl Shared {
         }
         if watch.looked.is_none_or(|then| then.elapsed() >= LOOK) {
             drop(state);
-            let is_short = is_short();
+            let is_short = machine::is_short();
             watch.looked = Some(Instant::now());
             state = self.lock();
             state.surplus = if is_short { state.ready(self.options.capacity).saturating_sub(slack) } else { 0 };

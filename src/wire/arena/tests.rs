@@ -193,7 +193,7 @@ fn free_memory_is_given_back_once_it_has_rested() {
     let begin = Instant::now();
     drop(block);
     eventually("given back", &arena, |stats| stats.committed == 0);
-    assert!(begin.elapsed() >= rest || keeper::is_short());
+    assert!(begin.elapsed() >= rest || machine::is_short());
     // What is used again and again keeps its memory.
     let begin = Instant::now();
     while begin.elapsed() < 3 * rest {
@@ -201,7 +201,7 @@ fn free_memory_is_given_back_once_it_has_rested() {
         let freed = Instant::now();
         std::thread::yield_now();
         let committed = arena.stats().committed;
-        assert!(committed >= 20 * MIB || freed.elapsed() >= rest || keeper::is_short());
+        assert!(committed >= 20 * MIB || freed.elapsed() >= rest || machine::is_short());
     }
     eventually("given back", &arena, |stats| stats.committed == 0);
 }

@@ -27,7 +27,7 @@ pub struct BufferHandle {
     places: Arc<Places>,
     layout: OnceLock<LayoutStorage>,
     /// What external references point to: kept though the value is deleted meanwhile.
-    lent: Mutex<Option<Arc<View>>>,
+    lent: Mutex<Option<View>>,
 }
 
 impl Handle for BufferHandle {
@@ -77,7 +77,7 @@ struct LayoutStorage {
 impl LayoutStorage {
     fn of(buffer: &Buffer) -> Result<Self, Status> {
         let layout = match &buffer.shape.layout {
-            Some(DeviceLayout::Given(layout)) => layout.clone(),
+            Some(DeviceLayout::Given(layout)) => layout.as_ref().clone(),
             Some(DeviceLayout::Text(text, _)) => {
                 return Ok(Self {
                     minor_to_major: order_of_text(text, buffer.shape.dims.len()),
@@ -202,8 +202,11 @@ unsafe fn host_order(layout: *const sys::PJRT_Buffer_MemoryLayout, shape: &Shape
             // Without a wish the elements come in the order of the buffer's own layout, as XLA's plugins have it.
             match &shape.layout {
                 Some(DeviceLayout::Text(text, _)) => order_of_text(text, rank),
-                Some(DeviceLayout::Given(Layout::Tiled { minor_to_major, .. })) => minor_to_major.to_vec(),
-                _ => return Ok(Vec::new()),
+                Some(DeviceLayout::Given(layout)) => match &**layout {
+                    Layout::Tiled { minor_to_major, .. } => minor_to_major.to_vec(),
+                    Layout::Strides(_) => return Ok(Vec::new()),
+                },
+                None => return Ok(Vec::new()),
             }
         }
         Some(Layout::Strides(strides)) => {

@@ -68,7 +68,7 @@ pub unsafe fn shape(
     // SAFETY: the caller's promise.
     let (dims, layout) = unsafe { (list(dims, count), layout_from_c(layout)?) };
     let mut shape = Shape::new(element_type, dims);
-    shape.layout = layout.map(DeviceLayout::Given);
+    shape.layout = layout.map(|layout| DeviceLayout::Given(Box::new(layout)));
     shape.host_bytes()?;
     Ok(shape)
 }

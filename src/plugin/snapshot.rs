@@ -184,7 +184,7 @@ entries! {
                         .unwrap_or_else(|| list(args.buffers, args.num_buffers))
                         .iter()
                         .map(|buffer| BufferHandle::borrow(*buffer).map(BufferHandle::buffer))
-                        .inspect(|buffer| buffer.iter().for_each(|buffer| stream::prefetch::<Buffer>(buffer)))
+                        .inspect(|buffer| buffer.iter().for_each(|buffer| stream::prefetch(buffer)))
                         .collect::<Result<_, _>>()?,
                 },
             )

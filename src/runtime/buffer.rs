@@ -3,8 +3,8 @@
 //! The value of a buffer in device memory is with the worker: a session of the slice holds it, and it is lost with the
 //! session. The value of a buffer in host memory is in the arena: it outlives every worker.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
 
@@ -12,8 +12,9 @@ use super::client::Client;
 use super::device::{Device, Memory};
 use super::event::{Event, Outcome};
 use super::host_slot::HostSlot;
+use super::life::{End, Life};
 use super::session::{DeviceDone, Session};
-use super::view::{Held, Lease, Places, Source, View};
+use super::view::{Held, Places, View};
 use crate::abi::{Status, element};
 use crate::sync::lock;
 use crate::wire::arena::{Block, WeakBlock};
@@ -34,7 +35,7 @@ pub struct Shape {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceLayout {
     /// The interface's structure.
-    Given(Layout),
+    Given(Box<Layout>),
     /// The plugin's serialized text, known from compilation, and whether it says that elements lie dense and major-to-minor.
     Text(Arc<str>, bool),
 }
@@ -69,7 +70,7 @@ impl Shape {
 
     fn given_layout(&self) -> Option<Layout> {
         match &self.layout {
-            Some(DeviceLayout::Given(layout)) => Some(layout.clone()),
+            Some(DeviceLayout::Given(layout)) => Some(layout.as_ref().clone()),
             _ => None,
         }
     }
@@ -84,22 +85,13 @@ fn is_major_to_minor(text: &str, rank: usize) -> bool {
     order.split(',').map(|dim| dim.parse().ok()).eq((0..rank).rev().map(Some))
 }
 
-/// What became of a buffer's value.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-enum Life {
-    Held,
-    Deleted,
-    Donated,
-}
-
-/// How a buffer's value ended.
-pub enum End {
-    /// The worker may have the memory back.
+/// A value that a launch consumes.
+pub enum Donated {
+    /// The worker may have the memory.
     Free,
-    /// Somebody still looks at it in place: it is to stay as it is, and whoever has the lease last frees it. So this is to
-    /// be kept until the worker was told of all uses.
-    Viewed(Arc<Lease>),
+    /// Somebody looks at it in place: it is to stay as it is, and whoever looks last frees it. So this is to be kept until the
+    /// worker was told of all uses.
+    Seen(Held),
 }
 
 /// A buffer. Its place never changes.
@@ -116,28 +108,18 @@ pub struct Buffer {
     pub shape: Shape,
     /// Set once the value is there, or an error for good.
     pub ready: Arc<Event>,
-    life: AtomicU8,
+    life: Life,
     bytes: u64,
     external_references: AtomicU64,
-    looks: Mutex<Looks>,
+    /// The value in the arena, where that was asked for and can't be had in place.
+    copy: Mutex<Option<Block>>,
     /// Where the value lies on the device, if this process can read it there.
-    origin: Origin,
-    /// Whether the worker knows the value by another name too. Changed with `looks` locked.
-    shared: AtomicBool,
-}
-
-/// Who reads a value where this process can.
-#[derive(Default)]
-struct Looks {
-    /// The value at an address, once that was asked for.
-    view: Option<Arc<View>>,
-    /// What keeps it as it is, once somebody wants to look at it in place.
-    lease: Weak<Lease>,
+    pub(super) origin: Origin,
 }
 
 /// How a buffer's value came to be where this process can read it.
 #[derive(Default)]
-enum Origin {
+pub(super) enum Origin {
     /// Unknown, or elsewhere.
     #[default]
     Unknown,
@@ -220,18 +202,22 @@ impl Buffer {
             device: place.device,
             shape,
             ready,
-            life: AtomicU8::new(Life::Held as u8),
+            life: Life::default(),
             bytes,
             external_references: AtomicU64::new(0),
-            looks: Mutex::default(),
+            copy: Mutex::default(),
             origin,
-            shared: AtomicBool::new(false),
         })
     }
 
     /// A buffer that is poisoned from the start. No worker hears of it.
     pub fn poisoned(client: &Arc<Client>, place: Place, shape: Shape, cause: Status) -> Arc<Self> {
         Self::new(client, Holder::Nobody, place, shape, Event::completed(Err(cause)))
+    }
+
+    /// Bytes of its elements, dense.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The device it is on.
@@ -256,24 +242,26 @@ impl Buffer {
 
     /// Whether the framework deleted or donated it.
     pub fn is_deleted(&self) -> bool {
-        self.life.load(Ordering::Acquire) != Life::Held as u8
+        self.life.ended().is_some()
     }
 
     /// An error unless the buffer still has a value.
     pub fn check_held(&self) -> Result<(), Status> {
-        match self.life.load(Ordering::Acquire) {
-            life if life == Life::Held as u8 => Ok(()),
-            life if life == Life::Donated as u8 => {
+        match self.life.ended() {
+            None => Ok(()),
+            Some(End::Donated) => {
                 Err(Status::invalid("the buffer was donated to a computation and has no value any more"))
             }
-            _ => Err(Status::invalid("the buffer was deleted and has no value any more")),
+            Some(End::Deleted) => Err(Status::invalid("the buffer was deleted and has no value any more")),
         }
     }
 
     /// Frees the value. Never waits; what in flight uses it keeps it as long as it must.
     pub fn delete(&self) {
-        if let Some(End::Free) = self.end(Life::Deleted) {
-            self.forget();
+        match self.end(End::Deleted) {
+            Some(true) => self.look_away(),
+            Some(false) => self.forget(),
+            None => {}
         }
     }
 
@@ -287,35 +275,30 @@ impl Buffer {
     }
 
     /// Marks the value as consumed by a launch that is about to be sent; `None` where it had ended before.
-    pub fn donate(&self) -> Option<End> {
-        self.end(Life::Donated)
+    pub fn donate(self: &Arc<Self>) -> Option<Donated> {
+        let is_seen = self.end(End::Donated)?;
+        Some(if is_seen { Donated::Seen(Held::new(self, None)) } else { Donated::Free })
     }
 
-    fn end(&self, life: Life) -> Option<End> {
-        self.life.compare_exchange(Life::Held as u8, life as u8, Ordering::AcqRel, Ordering::Acquire).ok()?;
+    /// Ends it. Whether somebody looks at it: then the caller does as well from now on.
+    fn end(&self, how: End) -> Option<bool> {
+        let is_seen = self.life.end(how)?;
         self.memory().usage.remove(self.bytes);
-        // Whoever wants to look in place looks at `life` with the lock held: nobody begins to after this.
-        let lease = {
-            let mut looks = lock(&self.looks);
-            let lease = looks.lease.upgrade();
-            looks.view = None;
-            lease
-        };
-        // Without another owner, nobody looks any more.
-        let Some(lease) = lease.and_then(|lease| Arc::try_unwrap(lease).err()) else { return Some(End::Free) };
-        lease.take_over();
-        Some(End::Viewed(lease))
+        lock(&self.copy).take();
+        Some(is_seen)
+    }
+
+    /// One who looked at the value in place does so no more.
+    pub(super) fn look_away(&self) {
+        if self.life.look_away() {
+            self.forget();
+        }
     }
 
     /// Whether the worker may be told to know the value by a second name. It may not while somebody looks at the value in
     /// place; after it was, the value is viewed as a copy.
     pub fn give_away(&self) -> bool {
-        let looks = lock(&self.looks);
-        if looks.lease.strong_count() > 0 {
-            return false;
-        }
-        self.shared.store(true, Ordering::Release);
-        true
+        self.life.share()
     }
 
     /// Whether the raw bytes of the device memory are the elements as the host has them.
@@ -325,34 +308,14 @@ impl Buffer {
 
     /// Holds the value, which may be still to come, as it is: to be read in place once it is there, whatever becomes of
     /// the buffer. `None` where this process will not be able to read it.
-    pub fn hold(&self) -> Option<Held> {
-        let mut looks = lock(&self.looks);
-        if self.is_deleted() { None } else { self.held(&mut looks) }
-    }
-
-    fn held(&self, looks: &mut Looks) -> Option<Held> {
-        let source = match &self.origin {
-            Origin::Reported(places, number) => {
-                self.holder.session()?.heap()?;
-                Source::Reported(places.clone(), *number)
-            }
-            Origin::Arena(block) => Source::Arena(block.upgrade()?),
+    pub fn hold(self: &Arc<Self>) -> Option<Held> {
+        let Holder::Worker(session, _) = &self.holder else { return None };
+        let block = match &self.origin {
+            Origin::Reported(..) => session.heap().map(|_| None)?,
+            Origin::Arena(block) => Some(block.upgrade()?),
             Origin::Unknown => return None,
         };
-        Some(Held::new(self.ready.clone(), source, self.lease(looks)?))
-    }
-
-    /// A part in the buffer's lease; `None` where its value is not to be looked at in place.
-    fn lease(&self, looks: &mut Looks) -> Option<Arc<Lease>> {
-        let Holder::Worker(session, id) = &self.holder else { return None };
-        if self.shared.load(Ordering::Acquire) || !self.shape.is_as_on_host() {
-            return None;
-        }
-        Some(looks.lease.upgrade().unwrap_or_else(|| {
-            let lease = Lease::new(session, *id, self.bytes);
-            looks.lease = Arc::downgrade(&lease);
-            lease
-        }))
+        (self.shape.is_as_on_host() && self.life.look()).then(|| Held::new(self, block))
     }
 
     /// Bytes on the device. Asks the worker where the plugin's layout may pad; a lost buffer has its dense size.
@@ -457,10 +420,14 @@ impl Buffer {
 
     /// The elements where the client can read them: the value itself if it is in the arena or in the worker's heap, else
     /// a copy that is made once and kept until the buffer goes. Waits for the value; bounded by the worker's life.
-    pub fn view(&self) -> Result<Arc<View>, Status> {
+    pub fn view(self: &Arc<Self>) -> Result<View, Status> {
         self.check_held()?;
         self.outcome(self.ready.wait())?;
-        if let Some(view) = self.view_at_once()? {
+        if let Some(copy) = &*lock(&self.copy) {
+            return Ok(View::Copy(copy.clone()));
+        }
+        // What can't be seen in place is copied, or lost: the copy will tell.
+        if let Some(Ok(view)) = self.hold().map(Held::view) {
             return Ok(view);
         }
         // Without the lock: who deletes or donates meanwhile must not wait for a worker.
@@ -470,21 +437,9 @@ impl Buffer {
         });
         let block =
             told.recv().unwrap_or_else(|_| Err(Status::failed_precondition("the copy to the host was dropped")))?;
-        let copy = Arc::new(View::Copy(block));
-        let mut looks = lock(&self.looks);
+        let mut copy = lock(&self.copy);
         // One that was deleted meanwhile keeps no copy.
-        Ok(if self.check_held().is_ok() { looks.view.get_or_insert(copy).clone() } else { copy })
-    }
-
-    /// The view that there is already, or one in place.
-    fn view_at_once(&self) -> Result<Option<Arc<View>>, Status> {
-        let mut looks = lock(&self.looks);
-        self.check_held()?;
-        if looks.view.is_none() {
-            // What can't be seen in place is copied, or lost: the copy will tell.
-            looks.view = self.held(&mut looks).and_then(|held| held.view().ok()?).map(Arc::new);
-        }
-        Ok(looks.view.clone())
+        Ok(View::Copy(if self.check_held().is_ok() { copy.get_or_insert(block).clone() } else { block }))
     }
 
     /// The outcome of the buffer's readiness: lost with the session, also where it was ready once.

@@ -123,15 +123,3 @@ fn answer(
         Err(error) => session.unread(block, &ready, error, move |cause| receiver.arrived(number, Err(cause))),
     })
 }
-
-impl super::view::Held {
-    /// Has the worker bring the value, which stays as it is until then, into a block.
-    pub fn fetch(self, number: usize, block: Block, receiver: &Arc<dyn Receiver>) {
-        let (session, buffer) = self.on_worker();
-        let (session, divisible) = (session.clone(), true);
-        let item = Item { number, buffer, ready: self.ready.clone(), block, divisible };
-        // Kept until the worker has the request: what is dispatched after that comes too late to change the value.
-        ask(&session, &[item], receiver);
-        drop(self);
-    }
-}

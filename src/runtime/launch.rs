@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::buffer::{Buffer, End, Holder, Place};
+use super::buffer::{Buffer, Donated, Holder, Place};
 use super::event::Event;
 use super::program::{Placement, Program};
 use super::session::{Inputs, Session};
 use super::spanning::Joint;
 use super::transfer::Promise;
-use super::view::{Lease, Places};
+use super::view::{Held, Places};
 use crate::abi::Status;
 use crate::wire::message::{BufferId, Command, Execute, Ids, LaunchId};
 
@@ -306,8 +306,8 @@ impl Program {
         for parameter in donated.filter(|parameter| !options.non_donatable.contains(parameter)) {
             for argument in arguments.iter().filter_map(|list| list.get(parameter as usize)) {
                 match argument.donate() {
-                    Some(End::Free) => consumed.ended.push((parameter, argument)),
-                    Some(End::Viewed(lease)) => consumed.viewed.push((parameter, lease)),
+                    Some(Donated::Free) => consumed.ended.push((parameter, argument)),
+                    Some(Donated::Seen(held)) => consumed.viewed.push((parameter, held)),
                     None => {}
                 }
             }
@@ -318,9 +318,9 @@ impl Program {
 
 /// What a launch uses up.
 struct Consumed<'a> {
-    /// Parameters with an argument that somebody looks at: the worker must leave them as they are. The leases are kept
-    /// until the launch was sent: who has one last destroys the buffer.
-    viewed: SmallVec<[(i64, Arc<Lease>); 4]>,
+    /// Parameters with an argument that somebody looks at: the worker must leave them as they are. Held
+    /// until the launch was sent: who looks last destroys the buffer.
+    viewed: SmallVec<[(i64, Held); 4]>,
     /// Parameters and arguments that nobody looks at.
     ended: SmallVec<[(i64, &'a Arc<Buffer>); 8]>,
 }

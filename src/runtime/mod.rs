@@ -25,6 +25,7 @@ pub mod gate;
 pub mod host_array;
 pub mod host_slot;
 pub mod launch;
+mod life;
 pub mod listen;
 pub mod notice;
 pub mod process;

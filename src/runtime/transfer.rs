@@ -269,7 +269,7 @@ impl Client {
     ) -> Result<Arc<Buffer>, Status> {
         source.check_held()?;
         let mut shape = Shape::new(element_type, dims);
-        shape.layout = layout.map(DeviceLayout::Given);
+        shape.layout = layout.map(|layout| DeviceLayout::Given(Box::new(layout)));
         let (bytes, from) = (shape.host_bytes()?, source.shape.host_bytes()?);
         if let Some(cause) = source.poison() {
             return Ok(Buffer::poisoned(self, source.place(), shape, cause));

@@ -5,7 +5,7 @@
 //! What keeps it a value for as long as somebody looks:
 //!
 //! 1. While somebody looks, the worker is not told to destroy the buffer: a buffer that is deleted leaves that to the
-//!    last who looks ([`Lease`]).
+//!    last who looks ([`Held`]).
 //! 2. It is not donated: a launch that would use the buffer up is told not to (`Program::launch`).
 //! 3. It has one name on the worker: a buffer that was aliased or bitcast is viewed as a copy, and one that somebody
 //!    looks at is copied instead ([`super::buffer::Buffer::give_away`]).
@@ -17,17 +17,15 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use super::buffer::{Buffer, Origin};
 use super::event::Event;
-use super::session::Session;
-use crate::abi::Status;
 use crate::sync::lock;
 use crate::wire::arena::Block;
 use crate::wire::machine;
+use crate::wire::message::Ids;
 use crate::wire::message::place::{self, Place};
-use crate::wire::message::{BufferId, Ids};
 use crate::wire::shm::{self, Mapping};
 
 /// Where values that come together lie, once they are there: see [`crate::wire::message::Report::Executed`].
@@ -104,23 +102,12 @@ pub enum View {
     /// Where the worker has it.
     InPlace(InPlace),
     /// In a block of the arena that was lent to be the device's memory.
-    Lent(Block, #[allow(dead_code, reason = "kept for its drop")] Arc<Lease>),
+    Lent(Block, #[allow(dead_code, reason = "kept for its drop")] Held),
     /// A copy in the arena.
     Copy(Block),
 }
 
 impl View {
-    /// The value that lies at a place that the worker has reported; `None` where this process can't see it.
-    pub(super) fn at(lease: &Arc<Lease>, place: u64) -> Option<Self> {
-        match place::decode(place)? {
-            Place::Heap(offset) => InPlace::new(lease, offset).map(Self::InPlace),
-            Place::Arena(offset) => {
-                let block = lease.session.lent_at(offset)?;
-                (block.len() as u64 >= lease.bytes).then(|| Self::Lent(block, lease.clone()))
-            }
-        }
-    }
-
     /// The first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         match self {
@@ -130,32 +117,56 @@ impl View {
     }
 }
 
-/// Who looks at a buffer's value in place. Each has a part in the buffer's one lease, and while there are any, the worker
-/// neither destroys nor donates the buffer.
-pub struct Lease {
-    session: Arc<Session>,
-    buffer: BufferId,
-    bytes: u64,
-    /// Whether the buffer's end is this lease's to tell.
-    must_destroy: AtomicBool,
+/// Somebody looks at a buffer's value in place, or will once it is there: it stays as it is for as long as this lives.
+pub struct Held {
+    buffer: Arc<Buffer>,
+    /// Where the value is in the arena: the block, which the worker's death would free.
+    block: Option<Block>,
 }
 
-impl Lease {
-    pub(super) fn new(session: &Arc<Session>, buffer: BufferId, bytes: u64) -> Arc<Self> {
-        Arc::new(Self { session: session.clone(), buffer, bytes, must_destroy: AtomicBool::new(false) })
+impl Held {
+    /// For one who was counted among those who look.
+    pub(super) fn new(buffer: &Arc<Buffer>, block: Option<Block>) -> Self {
+        Self { buffer: buffer.clone(), block }
     }
 
-    /// The buffer is gone: its memory goes with the lease.
-    pub(super) fn take_over(&self) {
-        self.must_destroy.store(true, Ordering::Release);
+    /// Set once the value is there, or an error for good.
+    pub fn ready(&self) -> &Arc<Event> {
+        &self.buffer.ready
     }
-}
 
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if *self.must_destroy.get_mut() {
-            self.session.destroy(self.buffer, self.bytes);
+    /// Whose value it is.
+    pub fn buffer(&self) -> &Arc<Buffer> {
+        &self.buffer
+    }
+
+    /// The value, which is ready.
+    ///
+    /// # Errors
+    /// This again, where the value lies elsewhere than this process can see, or was lost with the slice.
+    pub fn view(mut self) -> Result<View, Self> {
+        let place = match (self.block.take(), &self.buffer.origin) {
+            (Some(block), _) => return Ok(View::Lent(block, self)),
+            (None, Origin::Reported(places, number)) => places.get().and_then(|places| places.get(*number).copied()),
+            (None, _) => None,
+        };
+        match place.and_then(place::decode) {
+            Some(Place::Heap(offset)) => InPlace::new(self, offset).map(View::InPlace),
+            Some(Place::Arena(offset)) => {
+                let lent = self.buffer.holder.session().and_then(|session| session.lent_at(offset));
+                match lent.filter(|block| block.len() as u64 >= self.buffer.bytes()) {
+                    Some(block) => Ok(View::Lent(block, self)),
+                    None => Err(self),
+                }
+            }
+            None => Err(self),
         }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.buffer.look_away();
     }
 }
 
@@ -167,7 +178,7 @@ pub struct InPlace {
     /// From the heap's start.
     offset: u64,
     /// Kept for its drop, which comes after this one's.
-    _lease: Arc<Lease>,
+    _held: Held,
 }
 
 // SAFETY: points to memory that the mapping keeps and that nobody writes to while the view lives.
@@ -176,60 +187,19 @@ unsafe impl Send for InPlace {}
 unsafe impl Sync for InPlace {}
 
 impl InPlace {
-    fn new(lease: &Arc<Lease>, offset: u64) -> Option<Self> {
-        let heap = lease.session.heap()?;
-        let start = heap.mapping.at(offset, lease.bytes)?;
-        if !heap.views().add(offset, lease.bytes) {
-            return None;
+    /// The value of a buffer at an offset of its worker's heap; gives back what it was given where that can't be seen.
+    fn new(held: Held, offset: u64) -> Result<Self, Held> {
+        let heap = held.buffer.holder.session().and_then(|session| session.heap());
+        let seen = heap.and_then(|heap| Some((heap.mapping.at(offset, held.buffer.bytes())?, heap)));
+        match seen.filter(|(_, heap)| heap.views().add(offset, held.buffer.bytes())) {
+            Some((start, heap)) => Ok(Self { start, heap, offset, _held: held }),
+            None => Err(held),
         }
-        Some(Self { start, heap, offset, _lease: lease.clone() })
     }
 }
 
 impl Drop for InPlace {
     fn drop(&mut self) {
         self.heap.views().remove(self.offset);
-    }
-}
-
-/// A value that is to be read in place once it is there, and that stays as it is until then and for as long as this lives.
-pub struct Held {
-    /// Set once the value is there, or an error for good.
-    pub ready: Arc<Event>,
-    source: Source,
-    lease: Arc<Lease>,
-}
-
-/// Where a held value will be.
-pub(super) enum Source {
-    /// At a place that is known once it is there.
-    Reported(Arc<Places>, usize),
-    /// In a block of the arena that is the device's memory.
-    Arena(Block),
-}
-
-impl Held {
-    pub(super) fn new(ready: Arc<Event>, source: Source, lease: Arc<Lease>) -> Self {
-        Self { ready, source, lease }
-    }
-
-    /// The value, which is ready; `None` where it lies elsewhere than this process can see.
-    ///
-    /// # Errors
-    /// The loss of the slice, where its memory went with it.
-    pub fn view(&self) -> Result<Option<View>, Status> {
-        let reported = |places: &Places, number: usize| View::at(&self.lease, *places.get()?.get(number)?);
-        match &self.source {
-            Source::Arena(block) => Ok(Some(View::Lent(block.clone(), self.lease.clone()))),
-            Source::Reported(places, number) => match reported(places, *number) {
-                Some(view) => Ok(Some(view)),
-                None => self.lease.session.lost().cloned().map_or(Ok(None), Err),
-            },
-        }
-    }
-
-    /// Who has the value, and as what.
-    pub(super) fn on_worker(&self) -> (&Arc<Session>, BufferId) {
-        (&self.lease.session, self.lease.buffer)
     }
 }

@@ -11,10 +11,11 @@ use smallvec::SmallVec;
 use twox_hash::XxHash3_64;
 
 use super::helpers;
+use super::room::Room;
 use super::snapshot::{CHUNK, Checksums, Snapshot, Value};
 use crate::abi::Status;
 use crate::runtime::event::Event;
-use crate::runtime::fetch::Receiver;
+use crate::runtime::fetch::{Receiver, fetch};
 use crate::runtime::view::{Held, View};
 use crate::sync::lock;
 use crate::wire::arena::Block;
@@ -25,16 +26,18 @@ const PIECE: u64 = 1 << 20;
 /// So much is copied before its checksum is taken: little enough to be in the cache still.
 const STRIP: usize = 64 << 10;
 
-/// A value to copy: the shard, where it will be, where to.
+/// A value to copy: the shard, where it will be, and its number in the room that is for it.
 pub struct Item {
     pub shard: usize,
     pub held: Held,
-    pub block: Block,
+    pub number: usize,
 }
 
-/// Copies values for a snapshot as they get ready. Returns at once.
-pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>) {
-    let copying: Vec<_> = by_moment(items).into_iter().map(|(ready, items)| Copying::new(ready, items)).collect();
+/// Copies values for a snapshot as they get ready. Returns at once: what can be done for each value later is.
+pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>, room: Room) {
+    let room = Arc::new(room);
+    let copying: Vec<_> =
+        by_moment(items).into_iter().map(|(ready, items)| Copying::new(ready, items, room.clone())).collect();
     snapshot.set_copying(copying.iter().map(Arc::downgrade).collect());
     for copying in copying {
         let (snapshot, ready) = (snapshot.clone(), copying.ready.clone());
@@ -44,14 +47,15 @@ pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>) {
 
 /// Items whose values come at the same moment, one after the other in the list, with the event of that.
 fn by_moment(items: Vec<Item>) -> Vec<(Arc<Event>, Vec<Item>)> {
-    let Some(first) = items.first().map(|item| item.held.ready.clone()) else { return Vec::new() };
+    let Some(first) = items.first().map(|item| item.held.ready().clone()) else { return Vec::new() };
     // As a rule all are there, and a list as long as this one is not copied.
-    if items.iter().all(|item| Arc::ptr_eq(&item.held.ready, &first) || item.held.ready.is_done()) && first.is_done() {
+    if items.iter().all(|item| Arc::ptr_eq(item.held.ready(), &first) || item.held.ready().is_done()) && first.is_done()
+    {
         return vec![(first, items)];
     }
     let mut groups: Vec<(Arc<Event>, bool, Vec<Item>)> = Vec::new();
     for item in items {
-        let ready = &item.held.ready;
+        let ready = item.held.ready();
         // Values that come together share their event, and stand together; those that are there need none.
         if let Some((_, _, group)) = groups.last_mut().filter(|(last, ..)| Arc::ptr_eq(last, ready)) {
             group.push(item);
@@ -73,12 +77,13 @@ pub struct Copying {
     ready: Arc<Event>,
     /// Taken by whoever comes first.
     items: Mutex<Vec<Item>>,
+    room: Arc<Room>,
     group: OnceLock<Group>,
 }
 
 impl Copying {
-    fn new(ready: Arc<Event>, items: Vec<Item>) -> Arc<Self> {
-        Arc::new(Self { ready, items: Mutex::new(items), group: OnceLock::new() })
+    fn new(ready: Arc<Event>, items: Vec<Item>, room: Arc<Room>) -> Arc<Self> {
+        Arc::new(Self { ready, items: Mutex::new(items), room, group: OnceLock::new() })
     }
 
     /// Copies the values, which are there, together with other helpers.
@@ -100,23 +105,23 @@ impl Copying {
 
     /// The values as they are read. Their event is done.
     fn group(&self, snapshot: &Arc<Snapshot>) -> &Group {
-        self.group.get_or_init(|| Group::new(sources(snapshot, std::mem::take(&mut lock(&self.items)))))
+        self.group.get_or_init(|| Group::new(sources(snapshot, std::mem::take(&mut lock(&self.items)), &self.room)))
     }
 }
 
 /// The values that can be read in place. The others are asked for; where one has failed, the snapshot has.
-fn sources(snapshot: &Arc<Snapshot>, items: Vec<Item>) -> Vec<Source> {
+fn sources(snapshot: &Arc<Snapshot>, items: Vec<Item>, room: &Room) -> Vec<Source> {
     let mut sources = Vec::with_capacity(items.len());
-    for Item { shard, held, block } in items {
-        match held.ready.error().map_or_else(|| held.view(), Err) {
-            Ok(Some(view)) => sources.push(Source { shard, view, block, _held: held }),
-            Ok(None) => {
+    for Item { shard, held, number } in items {
+        if let Some(cause) = held.ready().error() {
+            snapshot.fail(cause);
+            return Vec::new();
+        }
+        match held.view() {
+            Ok(view) => sources.push(Source { shard, view, block: room.of(number) }),
+            Err(held) => {
                 let receiver: Arc<dyn Receiver> = snapshot.clone();
-                held.fetch(shard, block, &receiver);
-            }
-            Err(cause) => {
-                snapshot.fail(cause);
-                return Vec::new();
+                fetch(vec![(shard, held.buffer().clone(), Some(room.of(number)))], &receiver);
             }
         }
     }
@@ -128,8 +133,6 @@ struct Source {
     shard: usize,
     view: View,
     block: Block,
-    /// Keeps it as it is.
-    _held: Held,
 }
 
 /// Bytes of a source that have one checksum.

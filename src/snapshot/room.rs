@@ -16,26 +16,39 @@ struct Whole {
     values: Vec<u64>,
 }
 
-/// Blocks for values of so many bytes each, in their order.
-///
-/// # Errors
-/// RESOURCE_EXHAUSTED where the arena has no room.
-pub fn make(client: &Client, sizes: &[u64]) -> Result<Vec<Block>, Status> {
-    let wholes = wholes(sizes);
-    let lens =
-        |large: bool| wholes.iter().map(|whole| whole.len).filter(move |len| (*len >= PAGE_ALIGNED_FROM) == large);
-    let mut large = client.allocate_row(&lens(true).collect::<Vec<_>>())?.into_iter();
-    let few = lens(false).map(|len| client.allocate(len)).collect::<Result<Vec<_>, _>>()?;
-    let mut few = few.into_iter();
-    let mut blocks = Vec::with_capacity(sizes.len());
-    for Whole { len, values } in &wholes {
-        let whole = if *len >= PAGE_ALIGNED_FROM { large.next() } else { few.next() };
-        let whole = whole.ok_or_else(no_room)?;
-        for &offset in values {
-            blocks.push(whole.part(offset, sizes[blocks.len()]).ok_or_else(no_room)?);
+/// Blocks, and where in them each value is to be: which block, from where on, how many bytes.
+#[derive(Default)]
+pub struct Room {
+    blocks: Vec<Block>,
+    places: Vec<(u32, u64, u64)>,
+}
+
+impl Room {
+    /// For values of so many bytes each, in their order.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED where the arena has no room.
+    pub fn new(client: &Client, sizes: &[u64]) -> Result<Self, Status> {
+        let wholes = wholes(sizes);
+        let is_large = |whole: &&Whole| whole.len >= PAGE_ALIGNED_FROM;
+        let lens: Vec<u64> = wholes.iter().filter(is_large).map(|whole| whole.len).collect();
+        let mut large = client.allocate_row(&lens)?.into_iter();
+        let mut room = Self { blocks: Vec::with_capacity(wholes.len()), places: Vec::with_capacity(sizes.len()) };
+        for (number, whole) in wholes.iter().enumerate() {
+            let block = if is_large(&whole) { large.next() } else { None };
+            room.blocks.push(block.map_or_else(|| client.allocate(whole.len), Ok)?);
+            let first = room.places.len();
+            let places = whole.values.iter().zip(&sizes[first..]);
+            room.places.extend(places.map(|(&offset, &len)| (number as u32, offset, len)));
         }
+        Ok(room)
     }
-    Ok(blocks)
+
+    /// That of the value with this number, which is to be called for once.
+    pub fn of(&self, number: usize) -> Block {
+        let (block, offset, len) = self.places[number];
+        self.blocks[block as usize].part(offset, len).expect("a value lies in the block that was made for it")
+    }
 }
 
 fn wholes(sizes: &[u64]) -> Vec<Whole> {
@@ -57,8 +70,4 @@ fn wholes(sizes: &[u64]) -> Vec<Whole> {
         is_open = true;
     }
     wholes
-}
-
-fn no_room() -> Status {
-    Status::invalid("a bug in Mainstay: a value does not fit into its own room")
 }

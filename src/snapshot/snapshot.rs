@@ -80,7 +80,7 @@ pub struct Snapshot {
 
 struct State {
     phase: Phase,
-    /// In the order of the shards; emptied when the snapshot fails or is dropped.
+    /// In the order of the shards, once the first of them are there; emptied when the snapshot fails or is dropped.
     values: Vec<Option<Value>>,
 }
 
@@ -101,7 +101,6 @@ impl Snapshot {
     /// A snapshot of a store whose values are to come.
     pub(super) fn new(store: &Arc<Store>, what: Description) -> Arc<Self> {
         let Description { step, label, metadata, contents, copied } = what;
-        let values = contents.shards.iter().map(|_| None).collect();
         Arc::new(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             step,
@@ -112,7 +111,7 @@ impl Snapshot {
             done: AtomicU64::new(0),
             missing: AtomicUsize::new(contents.shards.len()),
             contents,
-            state: Mutex::new(State { phase: Phase::Copying, values }),
+            state: Mutex::new(State { phase: Phase::Copying, values: Vec::new() }),
             changed: Condvar::new(),
             store: Arc::downgrade(store),
             copying: OnceLock::new(),
@@ -254,6 +253,7 @@ impl Snapshot {
             if state.phase != Phase::Copying {
                 return;
             }
+            state.values.resize_with(self.contents.shards.len(), || None);
             for (shard, value) in values {
                 state.values[shard] = Some(value);
             }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::contents::Contents;
 use super::local::{self, Item};
-use super::room;
+use super::room::Room;
 use super::snapshot::{Description, Phase, Snapshot};
 use crate::abi::Status;
 use crate::runtime::buffer::Buffer;
@@ -83,11 +83,11 @@ impl Store {
         let copied: Vec<bool> = buffers.iter().map(|buffer| is_copied(buffer)).collect();
         let sizes: Vec<u64> =
             contents.shards.iter().zip(&copied).filter(|(_, copied)| **copied).map(|(shard, _)| shard.bytes).collect();
-        let mut room = Vec::new();
+        let mut room = Room::default();
         if let Some(buffer) = buffers.first() {
             self.suspend_expectation();
             self.claim(buffer.client.arena(), sizes.iter().sum());
-            room = room::make(&buffer.client, &sizes)?;
+            room = Room::new(&buffer.client, &sizes)?;
             let _ = self.arena.set(buffer.client.arena().clone());
         }
         let copied_bytes = sizes.iter().sum();
@@ -95,17 +95,17 @@ impl Store {
         if buffers.is_empty() {
             snapshot.complete();
         }
-        let (mut room, mut items, mut others) = (room.into_iter(), Vec::with_capacity(sizes.len()), Vec::new());
+        let (mut numbers, mut items, mut others) = (0.., Vec::with_capacity(sizes.len()), Vec::new());
         for (shard, (buffer, copied)) in buffers.into_iter().zip(copied).enumerate() {
-            let block = if copied { room.next() } else { None };
-            match (block, buffer.hold()) {
-                (Some(block), Some(held)) => items.push(Item { shard, held, block }),
-                (block, _) => others.push((shard, buffer.clone(), block)),
+            let number = if copied { numbers.next() } else { None };
+            match (number, buffer.hold()) {
+                (Some(number), Some(held)) => items.push(Item { shard, held, number }),
+                (number, _) => others.push((shard, buffer.clone(), number.map(|number| room.of(number)))),
             }
         }
         let receiver: Arc<dyn Receiver> = snapshot.clone();
         fetch(others, &receiver);
-        local::begin(&snapshot, items);
+        local::begin(&snapshot, items, room);
         Ok(snapshot)
     }
 

@@ -3,6 +3,8 @@
 //! What is copied and not read soon would only push out of the caches what is, and is fetched from memory before it is
 //! overwritten.
 
+use std::sync::Arc;
+
 /// Fewer bytes are copied as ever.
 const FEW: usize = 16 << 10;
 
@@ -57,14 +59,18 @@ unsafe fn past_caches(from: *const u8, to: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
 }
 
-/// Has all of a value brought into the caches, without waiting for it: for a list of values that lie here and there, and
-/// that are read one after the other a little later.
-pub fn prefetch<T>(value: &T) {
+/// Has all of a value, and the counts that stand before it, brought into the caches, without waiting for it: for a list of
+/// values that lie here and there, and that are used one after the other a little later.
+pub fn prefetch<T>(value: &Arc<T>) {
     #[cfg(target_arch = "x86_64")]
-    for at in (0..size_of::<T>()).step_by(64) {
+    {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: within the value; what is brought is not looked at.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast::<i8>().add(at)) };
+        const LINE: usize = 64;
+        let start = (Arc::as_ptr(value) as usize - 2 * size_of::<usize>()) & !(LINE - 1);
+        for line in (start..Arc::as_ptr(value) as usize + size_of::<T>()).step_by(LINE) {
+            // SAFETY: an address is named, nothing is read or written there.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line as *const i8) };
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = value;

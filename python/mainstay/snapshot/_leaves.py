@@ -4,7 +4,6 @@ import copy
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -82,8 +81,17 @@ class Parts:
 
 
 def reader(name: str) -> Callable[[Any], Any]:
-    """What reads a property of an array. The function behind it is called directly, which halves the time."""
-    return getattr(getattr(ArrayImpl, name), "fget", None) or attrgetter(name)
+    """What reads a property of a concrete array, and raises TypeError for anything else.
+
+    The function behind the property is called directly, which halves the time.
+    """
+
+    def read(leaf: Any) -> Any:
+        if type(leaf) is not ArrayImpl:
+            raise TypeError(f"{type(leaf).__name__} is no concrete array")
+        return getattr(leaf, name)
+
+    return getattr(getattr(ArrayImpl, name), "fget", None) or read
 
 
 _READERS = [reader(name) for name in ("aval", "_sharding", "_committed")]
@@ -98,18 +106,20 @@ class Kinds(NamedTuple):
 
     @classmethod
     def of(cls, arrays: list[Any]) -> "Kinds":
-        """The kinds of these arrays."""
+        """The kinds of these arrays; TypeError where something else is among them."""
         return cls(*(list(map(read, arrays)) for read in _READERS))
 
 
-def split(leaves: list[Any]) -> tuple[list[Any], "list[Keys | Kept | None] | None"]:
-    """The arrays among the leaves (of random keys: those below), and for each leaf what else it is.
+def split(leaves: list[Any]) -> "tuple[list[Any], Kinds, list[Keys | Kept | None] | None]":
+    """The arrays among the leaves (of random keys: those below), their kinds, and for each leaf what else it is.
 
     None instead of a list of None, where all leaves are plain arrays.
     """
-    kinds = list(map(type, leaves))
-    if kinds.count(ArrayImpl) == len(leaves):
-        return leaves, None
+    try:
+        return leaves, Kinds.of(leaves), None
+    except TypeError:
+        # Some are not.
+        pass
     arrays: list[Any] = []
     others: list[Keys | Kept | None] = []
     for leaf in leaves:
@@ -121,7 +131,7 @@ def split(leaves: list[Any]) -> tuple[list[Any], "list[Keys | Kept | None] | Non
             others.append(below[1])
         else:
             others.append(kept(leaf))
-    return arrays, others
+    return arrays, Kinds.of(arrays), others
 
 
 def joined(arrays: list[Leaf], others: "list[Keys | Kept | None] | None") -> Sequence[Leaf | Kept]:

@@ -172,8 +172,8 @@ class Store:
         """
         step = operator.index(step)
         leaves, structure = jax.tree.flatten(tree)
-        arrays, others = split(leaves)
-        plan = self._plan_of(arrays)
+        arrays, kinds, others = split(leaves)
+        plan = self._plan_of(arrays, kinds)
         name = label.encode()
         taken = plan.finder.take(
             self._engine,
@@ -196,13 +196,12 @@ class Store:
                 self._taken = [one for one in self._taken if one._phase() in (COPYING, WHOLE)]
         return snapshot
 
-    def _plan_of(self, arrays: "list[Any]") -> _Plan:
+    def _plan_of(self, arrays: "list[Any]", kinds: Kinds) -> _Plan:
         """What the arrays are and what parts they are made of: the last take's, as a rule.
 
         A tree has thousands of arrays, and training waits: nothing here runs Python's own code for each of them, unless
         something is new.
         """
-        kinds = Kinds.of(arrays)
         plan = self._plan
         if plan is None or plan.kinds != kinds:
             plan = self._plan = _Plan(kinds, [self._parts_of(array) for array in arrays])

@@ -192,12 +192,14 @@ def run_one(
     methods = {
         name: sorted({method for table in tables for _, of, method in table if of == name}) for name in environments
     }
-    methods["ours"].append("call")
+    # Often: one call is short, and what was done before it tells.
+    with_calls = methods | {"ours": [one for method in methods["ours"] for one in (method, "call")]}
     servers = {name: Measuring(SERVER, env) for name, env in environments.items()}
     fitting = [size for size in sizes if size <= largest]
-    subjects = [*(str(size) for size in fitting if size < GIB), "small", "state"]
+    subjects = [str(size) for size in fitting if size < GIB]
     measured = {subject: measure(servers, methods, subject, rounds) for subject in subjects}
-    stall = stall_of(servers["ours"], 4 * rounds)
+    measured |= {subject: measure(servers, with_calls, subject, rounds) for subject in ("small", "state")}
+    stalls = [stall_of(servers["ours"], 4 * rounds, with_free_core) for with_free_core in (False, True)]
     for server in servers.values():
         server.close()
     for large in (size for size in fitting if size >= GIB):
@@ -214,11 +216,17 @@ def run_one(
     print()
     for name, seconds in named:
         print(f"- The call that begins a snapshot, {name}: {duration(seconds['ours', 'call'])}.")
-    print(f"- {stall}", flush=True)
+    for stall in stalls:
+        print(f"- {stall}", flush=True)
     return sized
 
 
-def stall_of(server: Measuring, pairs: int) -> str:
-    """What snapshots every 10 steps cost a training loop."""
-    without, with_them = server.ask("stall", pairs)
-    return f"A training step of {duration(without)}, with a snapshot every 10 steps: {with_them / without - 1:+.1%}."
+def stall_of(server: Measuring, pairs: int, with_free_core: bool) -> str:
+    """What snapshots every 10 steps cost a training loop: the median over pairs of tens of steps, the middle half."""
+    if with_free_core and len(os.sched_getaffinity(0)) < 2:
+        return "There is no core to be left free."
+    seconds = server.ask("stall", pairs, with_free_core)
+    low, middle, high = statistics.quantiles([with_one / without - 1 for without, with_one in seconds])
+    step = duration(statistics.median(without for without, _ in seconds))
+    where = "with a core free of training" if with_free_core else "training on all cores"
+    return f"A training step of {step}, {where}: {middle:+.1%} with a snapshot every 10 ({low:+.1%} to {high:+.1%})."

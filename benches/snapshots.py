@@ -2,7 +2,8 @@
 
 Reads requests, one JSON list a line, and answers each with a line of JSON: `["hold", subject]`, `["drop"]`,
 `["measure", method]` (seconds of one go with the subject that is held, or null where the method can't have it),
-`["forget"]` (what methods keep), `["stall", pairs]`. `snapshot_table.py` asks the processes in turn.
+`["forget"]` (what methods keep), `["stall", pairs, whether with a core free]`. `snapshot_table.py` asks the
+processes in turn.
 
 A method holds what it needs between its goes and is warmed up by a first one that is not counted: memory is touched,
 programs are compiled.
@@ -10,11 +11,11 @@ programs are compiled.
 
 import contextlib
 import logging
+import os
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,24 +270,50 @@ class Methods:
         return _timed(lambda: self._snapshotter().load(self.tree, reset_snapshot_state=False))
 
 
-def stall(pairs: int) -> tuple[float, float]:
-    """Seconds of a training step in ten without a snapshot, and in ten that begin with one: medians, taken in turn."""
+@contextlib.contextmanager
+def _a_core_free(is_free: bool) -> Iterator[None]:
+    """Where a core is to be free of training, which is the workers' work, they are kept off one."""
+    import mainstay
+
+    cores = os.sched_getaffinity(0)
+    if is_free and len(cores) < 2:
+        raise ValueError("this process has one core only")
+    tasks = [task for one in mainstay.slices() if one.pid for task in Path(f"/proc/{one.pid}/task").iterdir()]
+
+    def bind(to: set[int]) -> None:
+        for task in tasks:
+            # A thread may have ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task.name), to)
+
+    bind(cores - {max(cores)} if is_free else cores)
+    try:
+        yield
+    finally:
+        bind(cores)
+
+
+def stall(pairs: int, with_free_core: bool) -> list[tuple[float, float]]:
+    """Seconds of a training step in ten without a snapshot, and in the next ten, which begin with one: pairs."""
     from mainstay.snapshot import Store
 
     step, state, batch = _training()
     store = Store(2)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for number in range(2 * pairs + 4):
+
+    def ten(number: int) -> float:
+        nonlocal state
         begin = time.perf_counter()
         if number % 2:
             store.take(state, step=number)
         for _ in range(10):
             state, _ = step(state, batch)
         jax.block_until_ready(state)
-        # The first ones compile, and touch memory.
-        if number >= 4:
-            seconds[number % 2].append((time.perf_counter() - begin) / 10)
-    return statistics.median(seconds[0]), statistics.median(seconds[1])
+        return (time.perf_counter() - begin) / 10
+
+    with _a_core_free(with_free_core):
+        seconds = [ten(number) for number in range(2 * pairs + 4)]
+    # The first ones compile, and touch memory.
+    return list(zip(seconds[4::2], seconds[5::2], strict=True))
 
 
 def main() -> None:
@@ -302,7 +329,7 @@ def main() -> None:
             held = Methods(subject(arguments[0]))
             return _bytes(held.tree)
         if what == "stall":
-            return stall(arguments[0])
+            return stall(*arguments)
         if what == "drop":
             held = None
             return None

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::inner::Buffer;
 use crate::sync::lock;
-use crate::wire::arena::{ArenaView, FreeSpace, RangeSet};
+use crate::wire::arena::{ArenaView, FreeSpace, Idle, Next, RangeSet};
 use crate::wire::ids::IdMap;
 use crate::wire::machine;
 use crate::wire::message::place::{self, Place};
@@ -30,13 +30,12 @@ use crate::wire::shm::{self, Mapping, PAGE};
 pub const ALIGNMENT: usize = 64;
 /// Free blocks of at least this many bytes are given back to the machine after a while.
 const WORTHWHILE: u64 = 1 << 20;
-/// Of freed blocks that have rested for one to two of these, memory is given back.
+/// What of them was not needed for so long is.
 const REST: Duration = Duration::from_secs(5);
 /// So much at once, for which it can't be had.
 const GIVEN_BACK: u64 = 64 << 20;
-/// What the machine has left is looked up again after this long where memory is freed, and that by the thread.
+/// What the machine has left is looked up again after this long where memory is freed.
 const LOOK_UP: Duration = Duration::from_millis(100);
-const LOOK: Duration = Duration::from_secs(1);
 /// From so many bytes without memory on, several threads touch them.
 const TOUCHED_AHEAD: u64 = 16 << 20;
 /// More threads than this gain nothing.
@@ -63,9 +62,9 @@ struct State {
     space: FreeSpace,
     /// Bytes of each block, by offset.
     blocks: IdMap<u64>,
-    /// Free memory of large blocks, some of which were freed since the last look at them, and the rest before.
-    recent: RangeSet,
-    rested: RangeSet,
+    /// Free memory of large blocks that were freed.
+    resting: RangeSet,
+    idle: Idle,
     /// So many bytes may rest, as was found then.
     allowed: u64,
     looked_up: Option<Instant>,
@@ -162,8 +161,8 @@ impl Heap {
         let state = State {
             space: FreeSpace::new(mapping.len() as u64),
             blocks: HashMap::default(),
-            recent: RangeSet::default(),
-            rested: RangeSet::default(),
+            resting: RangeSet::default(),
+            idle: Idle::new(REST),
             allowed: 0,
             looked_up: None,
             is_kept: false,
@@ -183,15 +182,16 @@ impl Heap {
         let resting = if len >= WORTHWHILE && align as u64 <= PAGE { state.take_resting(len) } else { None };
         let offset = resting.or_else(|| state.space.take(len, align as u64))?;
         state.blocks.insert(offset, len);
-        let bytes = state.resting();
-        state.recent.remove(offset, offset + len);
-        state.rested.remove(offset, offset + len);
-        let had_memory = bytes - state.resting();
+        let before = state.resting.total();
+        state.resting.remove(offset, offset + len);
+        let now = state.resting.total();
+        state.idle.fell_to(now);
         drop(state);
+        let had_memory = before - now;
         let missing = len - had_memory;
         if missing >= TOUCHED_AHEAD {
             if machine::memory().is_some_and(|memory| memory.spare() < missing) {
-                self.give_all_back();
+                self.give_back(u64::MAX);
             }
             self.touch(offset, len);
         }
@@ -223,17 +223,17 @@ impl Heap {
         if len < WORTHWHILE {
             return state.space.give(offset, len);
         }
-        if state.is_kept && state.resting() + len > self.slack && state.must_look_up() {
+        if state.is_kept && state.resting.total() + len > self.slack && state.must_look_up() {
             // Nobody else knows of the block now.
             drop(state);
             let memory = machine::memory();
             state = lock(&self.state);
             state.allow(memory);
         }
-        let before = state.resting();
+        let before = state.resting.total();
         if before + len <= self.slack || state.is_kept && before + len <= state.allowed {
             state.space.give(offset, len);
-            state.recent.insert(offset, offset + len);
+            state.resting.insert(offset, offset + len);
             if before <= self.slack && before + len > self.slack {
                 self.plenty.notify_one();
             }
@@ -247,22 +247,27 @@ impl Heap {
 
     /// Gives back, for as long as the process lives, what has rested for long, or what others need.
     fn keep(&self) {
-        let mut turned = Instant::now();
         let mut state = lock(&self.state);
         state.is_kept = true;
         loop {
-            let nothing = |state: &mut State| state.resting() <= self.slack && !state.is_needed;
-            state = self.plenty.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
-            let not_needed = |state: &mut State| !state.is_needed;
-            let waited = self.plenty.wait_timeout_while(state, LOOK, not_needed);
-            let is_needed = std::mem::take(&mut waited.unwrap_or_else(PoisonError::into_inner).0.is_needed);
-            if is_needed || machine::is_short() {
-                self.give_all_back();
-            } else if turned.elapsed() >= REST {
-                self.give_back();
-                turned = Instant::now();
-            }
-            state = lock(&self.state);
+            let resting = state.resting.total();
+            let next = match state.idle.next(resting, self.slack, Instant::now()) {
+                _ if std::mem::take(&mut state.is_needed) => Next::GiveBack(u64::MAX),
+                next => next,
+            };
+            state = match next {
+                Next::Nothing => self.plenty.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Next::Wait(time) => self.plenty.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0,
+                Next::LookUp | Next::GiveBack(_) => {
+                    drop(state);
+                    match next {
+                        Next::GiveBack(bytes) => self.give_back(bytes),
+                        _ if machine::is_short() => self.give_back(u64::MAX),
+                        _ => {}
+                    }
+                    lock(&self.state)
+                }
+            };
         }
     }
 
@@ -272,41 +277,30 @@ impl Heap {
         self.plenty.notify_one();
     }
 
-    /// Gives back all that rests, but for the slack.
-    fn give_all_back(&self) {
-        self.give_back();
-        self.give_back();
-    }
-
-    /// Gives back what was freed before the last call and rests still, but for the slack.
-    fn give_back(&self) {
+    /// Gives back so many bytes of what rests, but for the slack.
+    fn give_back(&self, mut bytes: u64) {
         loop {
-            let taken = lock(&self.state).take_rested(self.slack);
+            let taken = lock(&self.state).take_excess(self.slack, bytes.min(GIVEN_BACK));
             let Some((start, len)) = taken else { break };
             // As above.
             let _ = shm::release(&self.fd, start, len);
             lock(&self.state).space.give(start, len);
+            bytes = bytes.saturating_sub(len);
         }
-        let State { recent, rested, .. } = &mut *lock(&self.state);
-        recent.iter().for_each(|(start, end)| rested.insert(start, end));
-        *recent = RangeSet::default();
     }
 }
 
 impl State {
-    fn resting(&self) -> u64 {
-        self.recent.total() + self.rested.total()
-    }
-
-    /// Takes some of what has rested for long, unless no more than `slack` rests: where it begins, and its length.
-    fn take_rested(&mut self, slack: u64) -> Option<(u64, u64)> {
-        let (start, end) = self.rested.iter().next()?;
-        let excess = self.resting().saturating_sub(slack).next_multiple_of(PAGE);
-        let len = excess.min(end - start).min(GIVEN_BACK);
+    /// Takes some of what rests, no more than `most` bytes (of whole pages), unless no more than `slack` rests: where it
+    /// begins, and its length.
+    fn take_excess(&mut self, slack: u64, most: u64) -> Option<(u64, u64)> {
+        let (start, end) = self.resting.iter().next()?;
+        let excess = self.resting.total().saturating_sub(slack).min(most).next_multiple_of(PAGE);
+        let len = excess.min(end - start);
         if len == 0 {
             return None;
         }
-        self.rested.remove(start, start + len);
+        self.resting.remove(start, start + len);
         self.space.take_at(start, len);
         Some((start, len))
     }
@@ -314,8 +308,7 @@ impl State {
     /// Takes so many bytes of what rests, from a page's start on.
     fn take_resting(&mut self, len: u64) -> Option<u64> {
         // A small block may lie at the start of a page.
-        let mut pages =
-            self.recent.iter().chain(self.rested.iter()).map(|(start, end)| (start.next_multiple_of(PAGE), end));
+        let mut pages = self.resting.iter().map(|(start, end)| (start.next_multiple_of(PAGE), end));
         let (start, _) = pages.find(|(start, end)| start + len <= *end)?;
         self.space.take_at(start, len);
         Some(start)
@@ -328,7 +321,7 @@ impl State {
 
     /// Allows so many bytes to rest that others find a part of the machine's memory free.
     fn allow(&mut self, memory: Option<machine::Memory>) {
-        self.allowed = memory.map_or(0, |memory| memory.spare()) + self.resting();
+        self.allowed = memory.map_or(0, |memory| memory.spare()) + self.resting.total();
         self.looked_up = Some(Instant::now());
     }
 }
@@ -337,7 +330,7 @@ impl State {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Duration, Heap, Instant, PAGE, REST, WORTHWHILE, lock, machine, shm};
+    use super::{Duration, Heap, Instant, Next, PAGE, REST, WORTHWHILE, lock, machine, shm};
 
     const MIB: usize = 1 << 20;
 
@@ -368,22 +361,28 @@ mod tests {
         rustix::fs::fstat(&heap.fd).unwrap().st_blocks as usize * 512
     }
 
+    /// What the thread would do at this moment.
+    fn next(heap: &Heap, now: Instant) -> Next {
+        let mut state = lock(&heap.state);
+        let resting = state.resting.total();
+        state.idle.next(resting, heap.slack, now)
+    }
+
     #[test]
     fn freed_memory_rests_before_it_is_given_back() {
-        let heap = heap(2 * MIB);
+        let (heap, start) = (heap(2 * MIB), Instant::now());
         let (first, second) = (block(&heap, 32 * MIB, 1), block(&heap, 3 * MIB, 2));
         heap.free(first);
         heap.free(second);
-        heap.give_back();
-        assert_eq!(bytes(&heap), 35 * MIB, "nothing has rested for long");
+        assert_eq!((next(&heap, start), bytes(&heap)), (Next::LookUp, 35 * MIB));
         let again = block(&heap, 32 * MIB, 3);
         assert_eq!(again, first, "what has memory is taken again");
-        heap.give_back();
-        assert_eq!(bytes(&heap), 34 * MIB, "all but the slack");
         heap.free(again);
-        heap.give_back();
-        assert_eq!(bytes(&heap), 32 * MIB, "what was freed just now rests");
-        heap.give_back();
+        assert_eq!(next(&heap, start + REST), Next::GiveBack(MIB as u64), "the slack stays, and what was needed");
+        heap.give_back(MIB as u64);
+        assert_eq!(bytes(&heap), 34 * MIB);
+        assert_eq!(next(&heap, start + 2 * REST), Next::GiveBack(32 * MIB as u64));
+        heap.give_back(u64::MAX);
         assert_eq!(bytes(&heap), 2 * MIB);
     }
 
@@ -401,7 +400,7 @@ mod tests {
         assert!(third > first && third < second);
         heap.free(third);
         heap.free(small);
-        heap.give_all_back();
+        heap.give_back(u64::MAX);
         assert_eq!(bytes(&heap), 30 * MIB + PAGE as usize, "small ones keep theirs");
         assert!(holds(&heap, first, 20 * MIB, 3) && holds(&heap, second, 10 * MIB, 2));
     }
@@ -454,7 +453,7 @@ mod tests {
             let mut blocks: [Option<(u64, usize, u8)>; 8] = [None; 8];
             for (number, (what, slot, len)) in steps.into_iter().enumerate() {
                 if what == 3 {
-                    heap.give_back();
+                    heap.give_back(len as u64);
                 } else if let Some((offset, _, _)) = blocks[slot].take() {
                     heap.free(offset);
                 } else {

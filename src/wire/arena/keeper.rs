@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::{Shared, State};
+use super::{Next, Shared, State};
 use crate::wire::machine;
 use crate::wire::message::Extent;
 use crate::wire::numa;
@@ -17,9 +17,6 @@ const STRETCH: u64 = 8 << 20;
 /// Free stretches shorter than this are not worth giving back.
 const WORTHWHILE: u64 = 1 << 20;
 
-/// Whether the machine is short of memory is looked up this often while free memory rests.
-const LOOK: Duration = Duration::from_secs(1);
-
 /// Something to do, chosen under the lock and done without it.
 enum Work {
     Touch(Extent),
@@ -27,15 +24,6 @@ enum Work {
     Commit(u64, u64),
     /// A committed stretch, taken from the free space.
     Release(u64, u64),
-}
-
-/// Free memory that is watched, as there is more of it than is to be kept.
-#[derive(Default)]
-struct Watch {
-    /// Whatever is free since then has lain idle.
-    since: Option<Instant>,
-    /// When it was looked up whether the machine is short.
-    looked: Option<Instant>,
 }
 
 /// Starts the thread; it ends when [`State::stop`] is set.
@@ -47,11 +35,10 @@ fn run(shared: &Shared) {
     let mut state = shared.lock();
     // Number of blocks when the kernel refused: not tried again before that changes.
     let mut refused_at = None;
-    let mut watch = Watch::default();
     while !state.stop {
         let work = shared.next_work(&mut state, refused_at);
         let Some(work) = work else {
-            state = shared.watch(state, &mut watch);
+            state = shared.watch(state);
             continue;
         };
         drop(state);
@@ -66,33 +53,29 @@ impl Shared {
     /// Whether there is something to do ahead, or to watch.
     pub(super) fn keeper_is_needed(&self, state: &State) -> bool {
         let ready = state.ready(self.options.capacity);
-        ready < self.ahead(state) && state.uncommitted.total() > 0 || ready > self.slack(state) && state.idle.is_none()
+        ready < self.ahead(state) && state.uncommitted.total() > 0
+            || ready > self.slack(state) && !state.idle.is_watching()
     }
 
-    /// Waits until there may be something to do; finds what has lain idle since, where more is ready than is to be kept.
-    fn watch<'a>(&'a self, mut state: MutexGuard<'a, State>, watch: &mut Watch) -> MutexGuard<'a, State> {
+    /// Waits until there may be something to do; finds what has lain idle, where more is ready than is to be kept.
+    fn watch<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let (ready, slack) = (state.ready(self.options.capacity), self.slack(&state));
-        if ready <= slack {
-            (state.idle, *watch) = (None, Watch::default());
-            return self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        match state.idle.next(ready, slack, Instant::now()) {
+            Next::Nothing => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Next::Wait(time) => self.work.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0,
+            Next::GiveBack(bytes) => {
+                state.surplus = bytes;
+                state
+            }
+            Next::LookUp => {
+                drop(state);
+                let is_short = machine::is_short();
+                state = self.lock();
+                let excess = state.ready(self.options.capacity).saturating_sub(self.slack(&state));
+                state.surplus = if is_short { excess } else { 0 };
+                state
+            }
         }
-        let idle = *state.idle.get_or_insert(ready);
-        let left = self.options.rest.saturating_sub(watch.since.get_or_insert_with(Instant::now).elapsed());
-        if left.is_zero() {
-            state.surplus = idle.min(ready).saturating_sub(slack);
-            (state.idle, watch.since) = (Some(ready), Some(Instant::now()));
-            return state;
-        }
-        if watch.looked.is_none_or(|then| then.elapsed() >= LOOK) {
-            drop(state);
-            let is_short = machine::is_short();
-            watch.looked = Some(Instant::now());
-            state = self.lock();
-            state.surplus = if is_short { state.ready(self.options.capacity).saturating_sub(slack) } else { 0 };
-            // Something may have happened meanwhile.
-            return state;
-        }
-        self.work.wait_timeout(state, left.min(LOOK)).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// A stretch of the surplus.

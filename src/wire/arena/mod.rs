@@ -9,6 +9,7 @@
 //! The allocator's state lies in the client's private memory: a worker can't damage it. A [`Block`] frees its
 //! stretch when dropped; who lends a block to a worker keeps it until the worker returned the loan or is reaped.
 
+mod idle;
 mod keeper;
 mod ranges;
 mod view;
@@ -29,6 +30,7 @@ use super::shm::{self, Mapping, PAGE};
 use crate::abi::Status;
 use crate::sync::lock;
 
+pub use idle::{Idle, Next};
 pub use ranges::{FreeSpace, RangeSet};
 pub use view::ArenaView;
 
@@ -130,8 +132,8 @@ struct State {
     announce: Vec<Extent>,
     /// Committed and not touched by the keeper yet.
     untouched: Vec<Extent>,
-    /// The fewest bytes that were ready since the keeper began to watch for what lies idle, if it does.
-    idle: Option<u64>,
+    /// Watches what is ready.
+    idle: Idle,
     /// So many bytes have lain idle for long and are to be given back.
     surplus: u64,
     stop: bool,
@@ -199,7 +201,7 @@ impl Arena {
             lenience: 0,
             announce: Vec::new(),
             untouched: Vec::new(),
-            idle: None,
+            idle: Idle::new(options.rest),
             surplus: 0,
             stop: false,
         };
@@ -382,7 +384,8 @@ impl Shared {
             })?;
         }
         state.blocks += blocks;
-        state.idle = state.idle.map(|idle| idle.min(state.ready(self.options.capacity)));
+        let ready = state.ready(self.options.capacity);
+        state.idle.fell_to(ready);
         if self.keeper_is_needed(&state) {
             self.work.notify_one();
         }

@@ -43,12 +43,17 @@ impl Handle for SnapshotHandle {
     const WHAT: &'static str = "snapshot";
 }
 
-/// A buffer that a thread is to be supplied with.
+/// Buffers that a thread is to be supplied with.
+struct Orders {
+    left: VecDeque<Order>,
+    /// About how many bytes were ordered together.
+    bytes: u64,
+}
+
+/// One of them: what it is a part of, and the id of the device that it is for.
 struct Order {
     part: Part,
     device: i64,
-    /// About how many bytes were ordered with it.
-    together: u64,
 }
 
 /// The end of the name of programs that are not run while buffers are captured.
@@ -61,7 +66,7 @@ thread_local! {
     /// What is noted between a begin and its end, the innermost last: a signal's handler may begin within another.
     static CAPTURES: RefCell<Vec<Vec<*mut sys::PJRT_Buffer>>> = const { RefCell::new(Vec::new()) };
     /// What is still to be supplied, likewise.
-    static ORDERS: RefCell<Vec<VecDeque<Order>>> = const { RefCell::new(Vec::new()) };
+    static ORDERS: RefCell<Vec<Orders>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Notes a buffer that this thread asks the address of, if it captures buffers; whether it does.
@@ -88,13 +93,15 @@ fn end_capture() -> Result<Vec<*mut sys::PJRT_Buffer>, Status> {
 
 /// The buffer for this thread's next order, if it is being supplied.
 pub fn supplied(client: &Arc<Client>, place: Place, shape: &Shape) -> Option<Result<Arc<Buffer>, Status>> {
-    let order = ORDERS.with_borrow_mut(|orders| orders.last_mut().map(VecDeque::pop_front))?;
+    let (order, bytes) =
+        ORDERS.with_borrow_mut(|all| all.last_mut().map(|orders| (orders.left.pop_front(), orders.bytes)))?;
     let missing = || Status::invalid("more buffers are asked for than were ordered of the snapshot");
-    Some(order.ok_or_else(missing).and_then(|order| order.fill(client, place, shape.clone())))
+    Some(order.ok_or_else(missing).and_then(|order| order.fill(client, place, shape.clone(), bytes)))
 }
 
 impl Order {
-    fn fill(&self, client: &Arc<Client>, place: Place, shape: Shape) -> Result<Arc<Buffer>, Status> {
+    /// Makes the buffer, one of many that have so many bytes together.
+    fn fill(&self, client: &Arc<Client>, place: Place, shape: Shape, together: u64) -> Result<Arc<Buffer>, Status> {
         let device = i64::from(client.devices[place.device as usize].info.id);
         if device != self.device {
             return Err(Status::invalid(format!(
@@ -102,19 +109,18 @@ impl Order {
                 self.device
             )));
         }
-        supply(client, place, shape, &self.part, self.together)
+        supply(client, place, shape, &self.part, together)
     }
 }
 
-fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<VecDeque<Order>, Status> {
-    let mut orders = VecDeque::new();
+fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<Orders, Status> {
+    let mut left = VecDeque::new();
     while !numbers.is_empty() {
         let (array, device) = (numbers.count()?, numbers.take(1)?[0]);
-        orders.push_back(Order { part: Part::of(snapshot, array, numbers.list()?)?, device, together: 0 });
+        left.push_back(Order { part: Part::of(snapshot, array, numbers.list()?)?, device });
     }
-    let together = orders.iter().map(|order| order.part.about()).sum();
-    orders.iter_mut().for_each(|order| order.together = together);
-    Ok(orders)
+    let bytes = left.iter().map(|order| order.part.about()).sum();
+    Ok(Orders { left, bytes })
 }
 
 /// A caller's function that watches progress.
@@ -316,7 +322,7 @@ entries! {
     }
 
     Mainstay_Supply_End(args: Mainstay_Supply_End_Args) {
-        args.num_left = ORDERS.with_borrow_mut(Vec::pop).map_or(0, |orders| orders.len());
+        args.num_left = ORDERS.with_borrow_mut(Vec::pop).map_or(0, |orders| orders.left.len());
         Ok(())
     }
 }

@@ -7,14 +7,18 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// The kernel's page size on every machine Mainstay runs on is a divisor of this; offsets into a mapping that are
 /// handed to the kernel are multiples of it.
 pub const PAGE: u64 = 4096;
+/// A huge page's size; only larger mappings can have any, and begin at a multiple of it.
+const HUGE_PAGE: usize = 2 << 20;
 
 /// Creates a memfd of `len` bytes, sparse, with its size sealed. `name` shows up in `/proc/<pid>/maps`.
 ///
@@ -34,7 +38,7 @@ pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
 /// # Errors
 /// `ENOSPC` or `ENOMEM` where the machine or its control group has no more.
 pub fn commit(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
-    retry_interrupted(|| rustix::fs::fallocate(&fd, FallocateFlags::empty(), offset, len))
+    Ok(retry_on_intr(|| rustix::fs::fallocate(&fd, FallocateFlags::empty(), offset, len))?)
 }
 
 /// Gives the memory of a stretch back to the machine; it reads as zeros afterwards and is no longer committed.
@@ -43,17 +47,7 @@ pub fn commit(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
 /// The kernel's; nothing is lost but the memory stays used.
 pub fn release(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    retry_interrupted(|| rustix::fs::fallocate(&fd, flags, offset, len))
-}
-
-/// Repeats a system call for as long as signals interrupt it.
-fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(rustix::io::Errno::INTR) => {}
-            result => return Ok(result?),
-        }
-    }
+    Ok(retry_on_intr(|| rustix::fs::fallocate(&fd, flags, offset, len))?)
 }
 
 /// The whole of a memfd, mapped to read and write, until dropped.
@@ -82,11 +76,7 @@ impl Mapping {
         let size = rustix::fs::fstat(fd)?.st_size;
         let len = usize::try_from(size).ok().filter(|len| *len > 0 && *len <= isize::MAX as usize);
         let len = len.ok_or_else(|| io::Error::other(format!("shared memory of {size} bytes")))?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so the kernel places the mapping where nothing else is.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
-        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
-        Ok(Self { start, len })
+        Ok(Self { start: if len >= HUGE_PAGE { map_aligned(fd, len)? } else { map(fd, len)? }, len })
     }
 
     /// Bytes.
@@ -162,10 +152,29 @@ impl Mapping {
         }
     }
 
+    /// Gives a stretch of this mapping's memfd memory of its own, as [`commit`] does: huge pages too, where the kernel gives
+    /// them to [mappings that prefer them](Self::prefer_huge_pages). Then it is also present in this process.
+    ///
+    /// # Errors
+    /// As [`commit`].
+    pub fn commit(&self, fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+        if !*HUGE_PAGES {
+            return commit(fd, offset, len);
+        }
+        match self.advise(offset, len, Advice::LinuxPopulateWrite) {
+            // A kernel before 5.14.
+            Err(Errno::INVAL) => commit(fd, offset, len),
+            // What access would be a SIGBUS for.
+            Err(Errno::FAULT) => Err(Errno::NOMEM.into()),
+            result => Ok(result?),
+        }
+    }
+
     /// Makes the pages of a stretch present in this process now, rather than at the first access of each.
     /// Keeps their contents. Does nothing on kernels before 5.14, or where the stretch isn't inside.
     pub fn populate(&self, offset: u64, len: u64) {
-        self.advise(offset, len, Advice::LinuxPopulateWrite);
+        // A refusal costs speed only.
+        let _ = self.advise(offset, len, Advice::LinuxPopulateWrite);
     }
 
     /// Makes a stretch present and keeps it so: never to be written to disk. `false` where the kernel does not allow it,
@@ -178,17 +187,65 @@ impl Mapping {
 
     /// Asks for huge pages; the kernel may decline.
     pub fn prefer_huge_pages(&self) {
-        self.advise(0, self.len as u64, Advice::LinuxHugepage);
+        let _ = self.advise(0, self.len as u64, Advice::LinuxHugepage);
     }
 
-    fn advise(&self, offset: u64, len: u64, advice: Advice) {
+    fn advise(&self, offset: u64, len: u64, advice: Advice) -> rustix::io::Result<()> {
         let start = offset - offset % PAGE;
-        let Some(at) = self.at(start, len + (offset - start)) else { return };
+        let Some(at) = self.at(start, len + (offset - start)) else { return Err(Errno::NOMEM) };
+        let len = (len + (offset - start)) as usize;
         // SAFETY: the range is mapped by us, and the advices used here change neither contents nor protection.
-        // A refusal costs speed only.
-        let _ = unsafe { rustix::mm::madvise(at.as_ptr().cast(), (len + (offset - start)) as usize, advice) };
+        retry_on_intr(|| unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, advice) })
     }
 }
+
+/// Maps a memfd where the kernel likes.
+fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: no address is asked for, so the kernel places the mapping where nothing else is.
+    let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
+    NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))
+}
+
+/// Maps a memfd where a huge page may begin.
+fn map_aligned(fd: BorrowedFd<'_>, len: usize) -> io::Result<NonNull<u8>> {
+    let reserved = len.checked_next_multiple_of(HUGE_PAGE).and_then(|len| len.checked_add(HUGE_PAGE));
+    let reserved = reserved.ok_or(Errno::NOMEM)?;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: as in `map`; nothing can be accessed there.
+    let place = unsafe {
+        rustix::mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            reserved,
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )?
+    };
+    let before = place.addr().next_multiple_of(HUGE_PAGE) - place.addr();
+    // SAFETY: all of it is inside what was just reserved, which nobody else knows: the mapping takes the place of a part,
+    // and the rest goes. On failure all does.
+    unsafe {
+        let start = place.byte_add(before);
+        if let Err(error) = rustix::mm::mmap(start, len, protection, MapFlags::SHARED | MapFlags::FIXED, fd, 0) {
+            let _ = rustix::mm::munmap(place, reserved);
+            return Err(error.into());
+        }
+        let end = len.next_multiple_of(rustix::param::page_size());
+        for (rest, len) in [(place, before), (start.byte_add(end), reserved - before - end)] {
+            if len > 0 {
+                // A refusal costs some addresses.
+                let _ = rustix::mm::munmap(rest, len);
+            }
+        }
+        NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))
+    }
+}
+
+/// Whether the kernel gives memfds huge pages, which it does to mappings that have asked for them: not for `fallocate`.
+static HUGE_PAGES: LazyLock<bool> = LazyLock::new(|| {
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    setting.is_ok_and(|setting| !setting.contains("[never]") && !setting.contains("[deny]"))
+});
 
 impl Drop for Mapping {
     fn drop(&mut self) {
@@ -215,6 +272,18 @@ mod tests {
         other.read_onto(4090, 13, &mut seen);
         assert_eq!(seen, b"across\0\0\0\0\0\0\0");
         other.populate(100, PAGE);
+    }
+
+    #[test]
+    fn large_mappings_begin_where_huge_pages_do() {
+        for len in [HUGE_PAGE as u64, 3 * HUGE_PAGE as u64 + 5 * PAGE] {
+            let fd = create("mainstay-test", len).unwrap();
+            let mapping = Mapping::new(fd.as_fd()).unwrap();
+            assert_eq!((mapping.address() % HUGE_PAGE, mapping.len()), (0, len as usize));
+            mapping.commit(&fd, 0, len).unwrap();
+            assert_eq!(rustix::fs::fstat(&fd).unwrap().st_blocks as u64 * 512, len);
+            mapping.write(len as usize - 4, b"last");
+        }
     }
 
     #[test]

@@ -438,7 +438,7 @@ impl Shared {
             return Err(rustix::io::Errno::NOMEM.into());
         }
         for (start, end) in &stretches {
-            shm::commit(&self.fd, *start, end - start)?;
+            self.mapping.commit(&self.fd, *start, end - start)?;
         }
         Ok(stretches)
     }

@@ -19,7 +19,7 @@ use super::spares::Spares;
 use crate::abi::Status;
 use crate::config::{Config, MOST_SLICES};
 use crate::sync::lock;
-use crate::wire::arena::{Arena, ArenaOptions, Block};
+use crate::wire::arena::{Arena, ArenaOptions, Block, Commit};
 use crate::wire::machine;
 use crate::wire::message::{ExecutableId, Layout, NamedValue, Query, Reply, Start, TopologySource, Value};
 use crate::worker::collectives::{MAX_SLOTS, create_region};
@@ -272,31 +272,40 @@ impl Client {
     }
 
     /// Blocks of the arena, one behind the other where there is such room; announced as the next.
-    pub fn allocate_row(&self, bytes: &[u64]) -> Result<Vec<Block>, Status> {
-        let row = self.shared.arena.allocate_row(bytes);
+    pub fn allocate_row(&self, bytes: &[u64], commit: Commit) -> Result<Vec<Block>, Status> {
+        let row = self.shared.arena.allocate_row(bytes, commit);
         self.announce();
-        row.or_else(|_| bytes.iter().map(|&bytes| self.allocate(bytes)).collect())
+        row.or_else(|_| bytes.iter().map(|&bytes| self.allocate_when(bytes, commit)).collect())
     }
 
     /// A block of the arena, announced to the workers if it is new memory.
     pub fn allocate(&self, bytes: u64) -> Result<Block, Status> {
+        self.allocate_when(bytes, Commit::Now)
+    }
+
+    /// The same for whoever commits what it writes to: see [`Commit::Later`].
+    pub fn allocate_for_later(&self, bytes: u64) -> Result<Block, Status> {
+        self.allocate_when(bytes, Commit::Later)
+    }
+
+    fn allocate_when(&self, bytes: u64, commit: Commit) -> Result<Block, Status> {
         let arena = &self.shared.arena;
-        let block = arena.allocate(bytes).or_else(|refusal| {
+        let block = arena.allocate_when(bytes, commit).or_else(|refusal| {
             // What workers let rest is the machine's again soon.
             let is_the_machines = arena.stats().largest_free >= bytes;
-            if is_the_machines { self.allocate_patiently(bytes, refusal) } else { Err(refusal) }
+            if is_the_machines { self.allocate_patiently(bytes, commit, refusal) } else { Err(refusal) }
         })?;
         self.announce();
         Ok(block)
     }
 
     /// The same once the workers have given back what they can, or the last refusal.
-    fn allocate_patiently(&self, bytes: u64, mut refusal: Status) -> Result<Block, Status> {
+    fn allocate_patiently(&self, bytes: u64, commit: Commit, mut refusal: Status) -> Result<Block, Status> {
         let until = Instant::now() + GIVEN_BACK_WITHIN;
         self.slices.iter().for_each(|slice| slice.current().give_back());
         while Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
-            match self.shared.arena.allocate(bytes) {
+            match self.shared.arena.allocate_when(bytes, commit) {
                 Ok(block) => return Ok(block),
                 Err(again) => refusal = again,
             }

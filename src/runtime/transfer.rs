@@ -146,8 +146,8 @@ impl Client {
         (buffer, promise)
     }
 
-    /// A buffer that exists now, and a block of the arena that is to be its memory: the value is there once that is filled
-    /// and given through the promise, without a word from the worker. `None` where devices don't compute in the arena, or
+    /// A buffer that exists now, and a block of the arena that is to be its memory: the value is there once that is committed,
+    /// filled and given through the promise, without a word from the worker. `None` where devices don't compute in the arena, or
     /// where the memory would be missed.
     pub fn declare_in_arena(self: &Arc<Self>, place: Place, shape: &Shape) -> Option<(Arc<Buffer>, Promise, Block)> {
         if self.is_host(place.memory) || !self.is_there_at_once(shape) {

@@ -120,8 +120,11 @@ fn sources(snapshot: &Arc<Snapshot>, items: Vec<Item>, room: &Room) -> Vec<Sourc
         match held.view() {
             Ok(view) => sources.push(Source { shard, view, block: room.of(number) }),
             Err(held) => {
-                let receiver: Arc<dyn Receiver> = snapshot.clone();
-                fetch(vec![(shard, held.buffer().clone(), Some(room.of(number)))], &receiver);
+                let (receiver, block): (Arc<dyn Receiver>, _) = (snapshot.clone(), room.of(number));
+                match block.commit(0, block.len() as u64) {
+                    Ok(()) => fetch(vec![(shard, held.buffer().clone(), Some(block))], &receiver),
+                    Err(cause) => snapshot.fail(cause),
+                }
             }
         }
     }
@@ -199,6 +202,9 @@ impl Group {
             let mut bytes = 0;
             for number in piece.clone() {
                 let chunk = &self.chunks[number];
+                if let Err(cause) = self.sources[chunk.source].block.commit(chunk.offset, chunk.len) {
+                    return snapshot.fail(cause);
+                }
                 self.checksums[number].store(self.copy(chunk, checks), Ordering::Relaxed);
                 bytes += chunk.len;
                 if self.left[chunk.source].0.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -221,8 +227,8 @@ impl Group {
         let source = &self.sources[chunk.source];
         let (offset, len) = (chunk.offset as usize, chunk.len as usize);
         // SAFETY: source and target have the bytes of the chunk (a view has as many as its buffer's shape says, for which
-        // the target was made). Nobody writes to what is held; the target is fresh from the arena and no other
-        // thread has this chunk.
+        // the target was made). Nobody writes to what is held; the target is fresh from the arena, its
+        // bytes are committed, and no other thread has this chunk.
         unsafe {
             let (from, to) = (source.view.as_ptr().cast_const().add(offset), source.block.as_ptr().add(offset));
             if !checks {

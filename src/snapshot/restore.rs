@@ -1,8 +1,8 @@
 //! Making buffers from a snapshot: from the stored value itself where it is what is wanted, else put together from the
 //! parts of stored ones that lie in it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::helpers;
 use super::region::{Region, copy};
@@ -103,7 +103,7 @@ pub fn supply(
         Some(target) => target,
         None => {
             // Given back as soon as the worker has copied the value.
-            let block = client.allocate(shape.host_bytes()?)?;
+            let block = client.allocate_for_later(shape.host_bytes()?)?;
             let (buffer, promise) = client.declare(place, shape);
             Target { buffer, promise, block, lending: Lending::ReadOnly }
         }
@@ -146,6 +146,8 @@ struct Assembly {
     slabs: Vec<Region>,
     next: AtomicUsize,
     filled: AtomicUsize,
+    /// Why it can't be.
+    failed: OnceLock<Status>,
     promise: Promise,
 }
 
@@ -165,6 +167,7 @@ impl Assembly {
             slabs,
             next: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),
+            failed: OnceLock::new(),
             promise,
         });
         for _ in 0..jobs {
@@ -177,16 +180,21 @@ impl Assembly {
     /// Copies slabs until there are none left.
     fn work(&self) {
         while let Some(slab) = self.slabs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            self.fill(slab);
+            if let Err(cause) = self.fill(slab) {
+                // The first counts.
+                let _ = self.failed.set(cause);
+                return;
+            }
             self.filled.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn fill(&self, slab: &Region) {
+    fn fill(&self, slab: &Region) -> Result<(), Status> {
         let offset = self.wanted.position(&slab.start) * self.element;
         let len = slab.count() as usize * self.element;
-        // SAFETY: fresh from the arena: no worker knows of it, and its buffer's value is not there yet. The slab is dense
-        // in the wanted region, for which the block has room, and no other job has it.
+        self.block.commit(offset as u64, len as u64)?;
+        // SAFETY: fresh from the arena and committed: no worker knows of it, and its buffer's value is not there yet. The
+        // slab is dense in the wanted region, for which the block has room, and no other job has it.
         let to = unsafe { std::slice::from_raw_parts_mut(self.block.as_ptr().add(offset), len) };
         for piece in &self.pieces {
             if let Some(part) = piece.part.overlap(slab) {
@@ -194,6 +202,7 @@ impl Assembly {
                 copy(&part, &piece.region, unsafe { piece.block.as_slice() }, slab, to, self.element);
             }
         }
+        Ok(())
     }
 }
 
@@ -202,8 +211,8 @@ impl Drop for Assembly {
         if *self.filled.get_mut() == self.slabs.len() {
             self.client.fulfil(&self.promise, self.block.clone(), self.lending);
         } else {
-            let bug = Status::new(Code::Unknown, "a bug in Mainstay: a copy was not finished");
-            self.client.fail(&self.promise, bug);
+            let bug = || Status::new(Code::Unknown, "a bug in Mainstay: a copy was not finished");
+            self.client.fail(&self.promise, self.failed.take().unwrap_or_else(bug));
         }
     }
 }

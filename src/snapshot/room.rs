@@ -3,7 +3,7 @@
 
 use crate::abi::Status;
 use crate::runtime::client::Client;
-use crate::wire::arena::{ALIGNMENT, Block, PAGE_ALIGNED_FROM};
+use crate::wire::arena::{ALIGNMENT, Block, Commit, PAGE_ALIGNED_FROM};
 
 /// Values of fewer bytes lie together.
 const SMALL: u64 = 256 << 10;
@@ -24,15 +24,15 @@ pub struct Room {
 }
 
 impl Room {
-    /// For values of so many bytes each, in their order.
+    /// For values of so many bytes each, in their order; whoever writes them commits large blocks, if that is for later.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED where the arena has no room.
-    pub fn new(client: &Client, sizes: &[u64]) -> Result<Self, Status> {
+    pub fn new(client: &Client, sizes: &[u64], commit: Commit) -> Result<Self, Status> {
         let wholes = wholes(sizes);
         let is_large = |whole: &&Whole| whole.len >= PAGE_ALIGNED_FROM;
         let lens: Vec<u64> = wholes.iter().filter(is_large).map(|whole| whole.len).collect();
-        let mut large = client.allocate_row(&lens)?.into_iter();
+        let mut large = client.allocate_row(&lens, commit)?.into_iter();
         let mut room = Self { blocks: Vec::with_capacity(wholes.len()), places: Vec::with_capacity(sizes.len()) };
         for (number, whole) in wholes.iter().enumerate() {
             let block = if is_large(&whole) { large.next() } else { None };

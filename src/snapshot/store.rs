@@ -10,7 +10,7 @@ use crate::abi::Status;
 use crate::runtime::buffer::Buffer;
 use crate::runtime::fetch::{Receiver, fetch};
 use crate::sync::lock;
-use crate::wire::arena::{Arena, Block, Claim, Expectation};
+use crate::wire::arena::{Arena, Block, Claim, Commit, Expectation};
 
 /// Keeps the last whole snapshots. A snapshot that is being taken needs its memory beside them.
 pub struct Store {
@@ -83,11 +83,14 @@ impl Store {
         let copied: Vec<bool> = buffers.iter().map(|buffer| is_copied(buffer)).collect();
         let sizes: Vec<u64> =
             contents.shards.iter().zip(&copied).filter(|(_, copied)| **copied).map(|(shard, _)| shard.bytes).collect();
+        let (items, others) = hold(&buffers, &copied);
         let mut room = Room::default();
         if let Some(buffer) = buffers.first() {
             self.suspend_expectation();
             self.claim(buffer.client.arena(), sizes.iter().sum());
-            room = Room::new(&buffer.client, &sizes)?;
+            // New memory takes long. Workers that write to it must find it; who copies here can see to it meanwhile.
+            let commit = if items.len() == sizes.len() { Commit::Later } else { Commit::Now };
+            room = Room::new(&buffer.client, &sizes, commit)?;
             let _ = self.arena.set(buffer.client.arena().clone());
         }
         let copied_bytes = sizes.iter().sum();
@@ -95,14 +98,9 @@ impl Store {
         if buffers.is_empty() {
             snapshot.complete();
         }
-        let (mut numbers, mut items, mut others) = (0.., Vec::with_capacity(sizes.len()), Vec::new());
-        for (shard, (buffer, copied)) in buffers.into_iter().zip(copied).enumerate() {
-            let number = if copied { numbers.next() } else { None };
-            match (number, buffer.hold()) {
-                (Some(number), Some(held)) => items.push(Item { shard, held, number }),
-                (number, _) => others.push((shard, buffer.clone(), number.map(|number| room.of(number)))),
-            }
-        }
+        let room_of = |number: Option<usize>| number.map(|number| room.of(number));
+        let others =
+            others.into_iter().map(|(shard, number)| (shard, buffers[shard].clone(), room_of(number))).collect();
         let receiver: Arc<dyn Receiver> = snapshot.clone();
         fetch(others, &receiver);
         local::begin(&snapshot, items, room);
@@ -200,6 +198,20 @@ impl Store {
         self.ring().retain(|other| !Arc::ptr_eq(other, snapshot));
         snapshot.release();
     }
+}
+
+/// Holds the values that are to be copied where this process can read them; the others, each with its number in the room
+/// that is made for the copies, if it is among them.
+fn hold(buffers: &[&Arc<Buffer>], copied: &[bool]) -> (Vec<Item>, Vec<(usize, Option<usize>)>) {
+    let (mut numbers, mut items, mut others) = (0.., Vec::with_capacity(buffers.len()), Vec::new());
+    for (shard, (buffer, copied)) in buffers.iter().zip(copied).enumerate() {
+        let number = if *copied { numbers.next() } else { None };
+        match (number, buffer.hold()) {
+            (Some(number), Some(held)) => items.push(Item { shard, held, number }),
+            (number, _) => others.push((shard, number)),
+        }
+    }
+    (items, others)
 }
 
 impl Drop for Store {

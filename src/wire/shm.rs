@@ -153,14 +153,19 @@ impl Mapping {
     }
 
     /// Gives a stretch of this mapping's memfd memory of its own, as [`commit`] does: huge pages too, where the kernel gives
-    /// them to [mappings that prefer them](Self::prefer_huge_pages). Then it is also present in this process.
+    /// them to [mappings that prefer them](Self::prefer_huge_pages).
     ///
     /// # Errors
     /// As [`commit`].
     pub fn commit(&self, fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
-        if !*HUGE_PAGES {
-            return commit(fd, offset, len);
-        }
+        if *HUGE_PAGES { self.commit_touched(fd, offset, len) } else { commit(fd, offset, len) }
+    }
+
+    /// The same, and makes it present in this process.
+    ///
+    /// # Errors
+    /// As [`commit`].
+    pub fn commit_touched(&self, fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
         match self.advise(offset, len, Advice::LinuxPopulateWrite) {
             // A kernel before 5.14.
             Err(Errno::INVAL) => commit(fd, offset, len),

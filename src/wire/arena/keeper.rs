@@ -96,14 +96,11 @@ impl Shared {
     }
 
     fn next_work(&self, state: &mut State, refused_at: Option<u64>) -> Option<Work> {
-        if let Some(extent) = state.untouched.last_mut() {
-            let len = extent.len.min(STRETCH);
-            let touch = Extent { offset: extent.offset, len };
-            (extent.offset, extent.len) = (extent.offset + len, extent.len - len);
-            if extent.len == 0 {
-                state.untouched.pop();
-            }
-            return Some(Work::Touch(touch));
+        let untouched = state.untouched.iter().next();
+        if let Some((start, end)) = untouched {
+            let len = STRETCH.min(end - start);
+            state.untouched.remove(start, start + len);
+            return Some(Work::Touch(Extent { offset: start, len }));
         }
         if state.ready(self.options.capacity) < self.ahead(state) {
             if refused_at == Some(state.blocks) {

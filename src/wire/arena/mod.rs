@@ -40,6 +40,8 @@ pub const ALIGNMENT: u64 = 64;
 pub const PAGE_ALIGNED_FROM: u64 = 64 << 10;
 /// For blocks of at least this many bytes memory is looked for that is committed.
 const READY_FIRST_FROM: u64 = 1 << 20;
+/// Blocks that were allocated for later are committed in multiples of this.
+const COMMITTED_AT_ONCE: u64 = 256 << 10;
 /// Of the machine's memory, so much is left to others when the arena grows.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
 
@@ -128,10 +130,12 @@ struct State {
     on_devices: u64,
     /// Bytes beyond the usual slack that are not given back, for whoever asks for as much again and again.
     lenience: u64,
+    /// Of what blocks hold, so many bytes have no memory yet.
+    pending: u64,
     /// Committed since [`Arena::take_newly_committed`].
-    announce: Vec<Extent>,
+    announce: RangeSet,
     /// Committed and not touched by the keeper yet.
-    untouched: Vec<Extent>,
+    untouched: RangeSet,
     /// Watches what is ready.
     idle: Idle,
     /// So many bytes have lain idle for long and are to be given back.
@@ -164,7 +168,12 @@ impl State {
 
     /// Committed bytes that no block holds.
     fn ready(&self, capacity: u64) -> u64 {
-        (capacity - self.uncommitted.total()).saturating_sub(self.used(capacity))
+        (capacity - self.uncommitted.total() + self.pending).saturating_sub(self.used(capacity))
+    }
+
+    /// Bytes of a stretch that have no memory.
+    fn missing(&self, start: u64, end: u64) -> u64 {
+        self.uncommitted.within(start, end).iter().map(|(start, end)| end - start).sum()
     }
 }
 
@@ -199,8 +208,9 @@ impl Arena {
             claimed: 0,
             on_devices: 0,
             lenience: 0,
-            announce: Vec::new(),
-            untouched: Vec::new(),
+            pending: 0,
+            announce: RangeSet::default(),
+            untouched: RangeSet::default(),
             idle: Idle::new(options.rest),
             surplus: 0,
             stop: false,
@@ -230,18 +240,28 @@ impl Arena {
     /// # Errors
     /// RESOURCE_EXHAUSTED, saying how much is asked for, used and allowed.
     pub fn allocate(self: &Arc<Self>, len: u64) -> Result<Block, Status> {
-        self.allocate_as(len, Use::Host)
+        self.allocate_when(len, Commit::Now)
     }
 
-    fn allocate_as(self: &Arc<Self>, len: u64, purpose: Use) -> Result<Block, Status> {
-        let extent = if len == 0 { Extent { offset: 0, len: 0 } } else { self.shared.allocate(len, 1)? };
-        Ok(self.block(extent, purpose))
+    /// The same, with its memory there when that is wanted.
+    ///
+    /// # Errors
+    /// As [`Arena::allocate`]. That the machine has no more memory may show later, too.
+    pub fn allocate_when(self: &Arc<Self>, len: u64, commit: Commit) -> Result<Block, Status> {
+        self.allocate_as(len, Use::Host, commit)
+    }
+
+    fn allocate_as(self: &Arc<Self>, len: u64, purpose: Use, commit: Commit) -> Result<Block, Status> {
+        let none = Extent { offset: 0, len: 0 };
+        let (extent, is_fresh) = if len == 0 { (none, false) } else { self.shared.allocate(len, 1, commit)? };
+        Ok(self.block(extent, purpose, is_fresh))
     }
 
     /// The stretch as a block.
-    fn block(self: &Arc<Self>, Extent { offset, len }: Extent, purpose: Use) -> Block {
+    fn block(self: &Arc<Self>, Extent { offset, len }: Extent, purpose: Use, is_fresh: bool) -> Block {
         let start = self.shared.mapping.at(offset, len).expect("what the arena allocates lies in its mapping");
-        Block { stretch: Arc::new(Stretch { arena: self.clone(), offset, len, purpose }), offset, len, start }
+        let stretch = Stretch { arena: self.clone(), offset, len, purpose, is_fresh: AtomicBool::new(is_fresh) };
+        Block { stretch: Arc::new(stretch), offset, len, start }
     }
 
     /// Allocates blocks of so many bytes each, one behind the other, so that what is allocated and freed together leaves no
@@ -249,24 +269,24 @@ impl Arena {
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, also where there is room but not in one stretch.
-    pub fn allocate_row(self: &Arc<Self>, lens: &[u64]) -> Result<Vec<Block>, Status> {
+    pub fn allocate_row(self: &Arc<Self>, lens: &[u64], commit: Commit) -> Result<Vec<Block>, Status> {
         assert!(lens.iter().all(|len| *len >= PAGE_ALIGNED_FROM), "blocks in a row begin on a page each");
         let total = lens.iter().try_fold(0, |total: u64, len| total.checked_add(len.checked_next_multiple_of(PAGE)?));
         let total = total.ok_or_else(|| self.shared.too_little(u64::MAX))?;
         if lens.is_empty() {
             return Ok(Vec::new());
         }
-        let mut offset = self.shared.allocate(total, lens.len() as u64)?.offset;
+        let (Extent { mut offset, .. }, is_fresh) = self.shared.allocate(total, lens.len() as u64, commit)?;
         let mut blocks = Vec::with_capacity(lens.len());
         for &len in lens {
-            blocks.push(self.block(Extent { offset, len }, Use::Host));
+            blocks.push(self.block(Extent { offset, len }, Use::Host, is_fresh));
             offset += reserved(len);
         }
         Ok(blocks)
     }
 
-    /// Allocates `len` bytes that are to become a device's memory and may stay that for long; `None` where that would leave
-    /// others short: what is [claimed](Arena::claim), and a fourth of the budget.
+    /// Allocates `len` bytes, its memory for later ([`Commit::Later`]), that are to become a device's memory and may stay that
+    /// for long; `None` where that would leave others short: what is [claimed](Arena::claim), and a fourth of the budget.
     pub fn allocate_for_device(self: &Arc<Self>, len: u64) -> Option<Block> {
         let capacity = self.shared.options.capacity;
         {
@@ -277,7 +297,7 @@ impl Arena {
             }
             state.on_devices += len;
         }
-        let block = self.allocate_as(len, Use::Device);
+        let block = self.allocate_as(len, Use::Device, Commit::Later);
         if block.is_err() {
             self.shared.lock().on_devices -= len;
         }
@@ -309,7 +329,7 @@ impl Arena {
 
     /// Stretches committed since the last call: what workers should be told to [populate](ArenaView::populate).
     pub fn take_newly_committed(&self) -> Vec<Extent> {
-        std::mem::take(&mut self.shared.lock().announce)
+        extents(&std::mem::take(&mut self.shared.lock().announce))
     }
 
     /// All stretches that are committed now: what a new worker should populate.
@@ -318,7 +338,7 @@ impl Arena {
         let mut committed = RangeSet::default();
         committed.insert(0, self.shared.options.capacity);
         state.uncommitted.iter().for_each(|(start, end)| committed.remove(start, end));
-        committed.iter().map(|(start, end)| Extent { offset: start, len: end - start }).collect()
+        extents(&committed)
     }
 
     /// The NUMA nodes that it is spread over; none: where the kernel puts it.
@@ -350,6 +370,10 @@ impl Drop for Arena {
     }
 }
 
+fn extents(ranges: &RangeSet) -> Vec<Extent> {
+    ranges.iter().map(|(start, end)| Extent { offset: start, len: end - start }).collect()
+}
+
 /// Bytes that a block of `len` takes from the arena.
 fn reserved(len: u64) -> u64 {
     len.next_multiple_of(if len >= PAGE_ALIGNED_FROM { PAGE } else { ALIGNMENT })
@@ -360,8 +384,8 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// A stretch of so many bytes, for a number of blocks.
-    fn allocate(&self, len: u64, blocks: u64) -> Result<Extent, Status> {
+    /// A stretch of so many bytes, for a number of blocks, and whether memory is still to come for some of it.
+    fn allocate(&self, len: u64, blocks: u64, commit: Commit) -> Result<(Extent, bool), Status> {
         let align = if len >= PAGE_ALIGNED_FROM { PAGE } else { ALIGNMENT };
         let Some(size) = len.checked_next_multiple_of(align) else { return Err(self.too_little(len)) };
         let mut state = self.lock();
@@ -377,8 +401,11 @@ impl Shared {
         };
         let (start, end) = (offset - offset % PAGE, (offset + size).next_multiple_of(PAGE));
         let missing = state.uncommitted.within(start, end);
+        // A page of a smaller one may be another's as well.
+        let is_fresh = commit == Commit::Later && len >= PAGE_ALIGNED_FROM && !missing.is_empty();
         if !missing.is_empty() {
-            state = self.grow(state, missing, offset + size).map_err(|(mut state, error)| {
+            let grown = if is_fresh { self.promise(state, &missing) } else { self.grow(state, missing, offset + size) };
+            state = grown.map_err(|(mut state, error)| {
                 state.space.give(offset, size);
                 self.refused(&state, len, &error)
             })?;
@@ -389,17 +416,42 @@ impl Shared {
         if self.keeper_is_needed(&state) {
             self.work.notify_one();
         }
-        Ok(Extent { offset, len })
+        Ok((Extent { offset, len }, is_fresh))
+    }
+
+    /// Leaves the `missing` parts of a stretch that the caller has taken without memory for now, unless there is too little.
+    fn promise<'a>(&'a self, state: MutexGuard<'a, State>, missing: &[(u64, u64)]) -> Grown<'a> {
+        drop(state);
+        let wanted = missing.iter().map(|(start, end)| end - start).sum();
+        let found = look_for(wanted);
+        let mut state = self.lock();
+        match found {
+            Ok(()) => {
+                state.pending += wanted;
+                Ok(state)
+            }
+            Err(error) => Err((state, error)),
+        }
+    }
+
+    /// Gives a part of a stretch that its holder was promised memory for, touched by this thread; whether all of the stretch
+    /// has its memory now.
+    fn keep_promise(&self, stretch: &Stretch, start: u64, end: u64) -> Result<bool, Status> {
+        let missing = self.lock().uncommitted.within(start, end);
+        for (start, end) in &missing {
+            let committed = self.mapping.commit_touched(&self.fd, *start, end - start);
+            committed.map_err(|error| self.refused(&self.lock(), end - start, &error))?;
+        }
+        let mut state = self.lock();
+        let before = state.uncommitted.total();
+        self.record(&mut state, &missing);
+        state.pending -= before - state.uncommitted.total();
+        Ok(state.missing(stretch.offset, stretch.offset + reserved(stretch.len)) == 0)
     }
 
     /// Commits the `missing` parts of a stretch that the caller has taken and that ends at `end`, and what lies free
     /// behind it up to the next step.
-    fn grow<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        mut missing: Vec<(u64, u64)>,
-        end: u64,
-    ) -> Result<MutexGuard<'a, State>, (MutexGuard<'a, State>, io::Error)> {
+    fn grow<'a>(&'a self, mut state: MutexGuard<'a, State>, mut missing: Vec<(u64, u64)>, end: u64) -> Grown<'a> {
         let to_step = end.next_multiple_of(self.options.step) - end;
         let beyond = state.space.free_from(end).min(to_step);
         if beyond > 0 {
@@ -432,11 +484,7 @@ impl Shared {
     /// Gives stretches memory, which the caller has taken from the free space. Not under the lock: it takes long.
     fn commit(&self, stretches: Vec<(u64, u64)>) -> io::Result<Vec<(u64, u64)>> {
         let stretches: Vec<_> = stretches.into_iter().filter(|(start, end)| start < end).collect();
-        let wanted: u64 = stretches.iter().map(|(start, end)| end - start).sum();
-        // The kernel would rather kill a process than refuse: so the arena asks first.
-        if machine::memory().is_some_and(|memory| memory.available < wanted.saturating_add(LEFT_TO_OTHERS)) {
-            return Err(rustix::io::Errno::NOMEM.into());
-        }
+        look_for(stretches.iter().map(|(start, end)| end - start).sum())?;
         for (start, end) in &stretches {
             self.mapping.commit(&self.fd, *start, end - start)?;
         }
@@ -445,20 +493,24 @@ impl Shared {
 
     fn record(&self, state: &mut State, stretches: &[(u64, u64)]) {
         for &(start, end) in stretches {
-            let fresh = state.uncommitted.within(start, end);
+            for (start, end) in state.uncommitted.within(start, end) {
+                state.announce.insert(start, end);
+                state.untouched.insert(start, end);
+            }
             state.uncommitted.remove(start, end);
-            let extents = fresh.iter().map(|(start, end)| Extent { offset: *start, len: end - start });
-            state.announce.extend(extents.clone());
-            state.untouched.extend(extents);
         }
-        if !state.untouched.is_empty() {
+        if state.untouched.total() > 0 {
             self.work.notify_one();
         }
     }
 
     fn free(&self, stretch: &Stretch) {
         self.change(|state| {
-            state.space.give(stretch.offset, reserved(stretch.len));
+            let len = reserved(stretch.len);
+            if stretch.is_fresh.load(Ordering::Acquire) {
+                state.pending -= state.missing(stretch.offset, stretch.offset + len);
+            }
+            state.space.give(stretch.offset, len);
             state.blocks -= 1;
             state.on_devices -= if stretch.purpose == Use::Device { stretch.len } else { 0 };
         });
@@ -502,6 +554,15 @@ impl Shared {
     fn too_little(&self, len: u64) -> Status {
         self.exhausted(&self.lock(), len)
     }
+}
+
+/// The arena's lock, which was held before; with an error, where there is no memory.
+type Grown<'a> = Result<MutexGuard<'a, State>, (MutexGuard<'a, State>, io::Error)>;
+
+/// The kernel would rather kill a process than refuse it memory: so the arena asks first.
+fn look_for(bytes: u64) -> io::Result<()> {
+    let is_too_little = |memory: machine::Memory| memory.available < bytes.saturating_add(LEFT_TO_OTHERS);
+    if machine::memory().is_some_and(is_too_little) { Err(rustix::io::Errno::NOMEM.into()) } else { Ok(()) }
 }
 
 /// Bytes for people.
@@ -565,6 +626,15 @@ impl Drop for Expectation {
     }
 }
 
+/// When a block's memory is to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Commit {
+    /// When it is allocated.
+    Now,
+    /// When whoever writes to it [commits](Block::commit) it, part by part: a large block takes long to get new memory.
+    Later,
+}
+
 /// What a stretch is allocated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
@@ -580,6 +650,8 @@ struct Stretch {
     offset: u64,
     len: u64,
     purpose: Use,
+    /// Whether some of it may have no memory yet.
+    is_fresh: AtomicBool,
 }
 
 impl Drop for Stretch {
@@ -623,6 +695,25 @@ impl Block {
         // SAFETY: within the block, or one past its end.
         let start = unsafe { self.start.add(offset as usize) };
         Some(Self { stretch: self.stretch.clone(), offset: self.offset + offset, len, start })
+    }
+
+    /// Gives some of the block's bytes memory, where it is for [later](Commit::Later) and they have none yet, and touches it. From then on they can be written to, also by workers. Threads do this side by side.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED where the machine has no more.
+    pub fn commit(&self, offset: u64, len: u64) -> Result<(), Status> {
+        let stretch = &self.stretch;
+        if len == 0 || !stretch.is_fresh.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // Not for each small value that lies in the block.
+        let until = stretch.offset + reserved(stretch.len);
+        let first = (self.offset + offset) / COMMITTED_AT_ONCE * COMMITTED_AT_ONCE;
+        let end = (self.offset + offset + len).next_multiple_of(COMMITTED_AT_ONCE).min(until);
+        if stretch.arena.shared.keep_promise(stretch, first.max(stretch.offset), end)? {
+            stretch.is_fresh.store(false, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// The same block for whoever does not keep it.

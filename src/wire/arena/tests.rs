@@ -42,7 +42,14 @@ proptest! {
         let mut blocks: Vec<(Block, u8)> = Vec::new();
         for (number, (allocate, len, index)) in steps.into_iter().enumerate() {
             if allocate || blocks.is_empty() {
-                let Ok(mut block) = arena.allocate(len) else { continue };
+                let commit = if number % 2 == 0 { Commit::Now } else { Commit::Later };
+                let Ok(mut block) = arena.allocate_when(len, commit) else { continue };
+                // Some go again without having had all their memory.
+                block.commit(len / 2, len - len / 2).unwrap();
+                if number % 7 == 3 {
+                    continue;
+                }
+                block.commit(0, len).unwrap();
                 let alignment = if len >= PAGE_ALIGNED_FROM { PAGE } else { ALIGNMENT };
                 prop_assert!(block.extent().offset.is_multiple_of(alignment));
                 prop_assert_eq!(block.extent().len, len);
@@ -271,19 +278,53 @@ fn memory_is_locked_where_that_is_allowed() {
 fn a_row_is_one_stretch_of_blocks_that_are_freed_one_by_one() {
     let arena = Arena::new(options(2 * MIB)).unwrap();
     let lens = [100_000, 65_536, 900_000];
-    let mut row = arena.allocate_row(&lens).unwrap();
+    let mut row = arena.allocate_row(&lens, Commit::Now).unwrap();
     for (pair, len) in row.windows(2).zip(lens) {
         assert_eq!(pair[0].extent().len, len);
         assert_eq!(pair[1].extent().offset, pair[0].extent().offset + len.next_multiple_of(PAGE));
     }
     assert_eq!(arena.stats().blocks, 3);
-    assert!(arena.allocate_row(&[MIB, MIB]).is_err());
+    assert!(arena.allocate_row(&[MIB, MIB], Commit::Now).is_err());
     drop(row.remove(1));
     assert_eq!(arena.stats().blocks, 2);
     drop(row);
     let stats = arena.stats();
     assert_eq!((stats.blocks, stats.used, stats.largest_free), (0, 0, 2 * MIB));
-    assert!(arena.allocate_row(&[]).unwrap().is_empty());
+    assert!(arena.allocate_row(&[], Commit::Now).unwrap().is_empty());
+}
+
+#[test]
+fn what_is_for_later_gets_its_memory_part_by_part() {
+    let arena = Arena::new(options(8 * MIB)).unwrap();
+    let books = || {
+        let state = arena.shared.lock();
+        (arena.shared.options.capacity - state.uncommitted.total(), state.pending, state.ready(8 * MIB))
+    };
+    let block = arena.allocate_when(3 * MIB, Commit::Later).unwrap();
+    assert_eq!((arena.stats().used, books()), (3 * MIB, (0, 3 * MIB, 0)));
+    block.part(MIB, MIB).unwrap().commit(5, 10).unwrap();
+    assert_eq!(books(), (COMMITTED_AT_ONCE, 3 * MIB - COMMITTED_AT_ONCE, 0));
+    std::thread::scope(|scope| {
+        for quarter in 0..4 {
+            let block = block.clone();
+            scope.spawn(move || block.commit(quarter * 3 * MIB / 4, 3 * MIB / 4).unwrap());
+        }
+    });
+    assert_eq!(books(), (3 * MIB, 0, 0));
+    assert!(!block.stretch.is_fresh.load(Ordering::Relaxed));
+    drop(block);
+    // One that goes again before it has any.
+    let again = arena.allocate_when(6 * MIB, Commit::Later).unwrap();
+    assert_eq!(books(), (3 * MIB, 3 * MIB, 0));
+    drop(again);
+    assert_eq!(books(), (3 * MIB, 0, 3 * MIB));
+    let committed = arena.take_newly_committed();
+    assert_eq!(committed, [Extent { offset: 0, len: 3 * MIB }], "told in one piece");
+    // A small one may share its page with others.
+    let arena = Arena::new(options(MIB)).unwrap();
+    let small = arena.allocate_when(100, Commit::Later).unwrap();
+    assert!(arena.stats().committed > 0 && small.commit(0, 100).is_ok());
+    assert!(arena.allocate_when(2 * MIB, Commit::Later).is_err());
 }
 
 #[test]

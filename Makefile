@@ -47,8 +47,9 @@ test-python: build ## the Python tests; narrow them with TESTS=tests/python/test
 soak: build ## elastic training under random faults; longer with ARGS="--faults 1000"
 	@PYTHONPATH=examples $(VENV)/python tests/python/soak.py $(ARGS)
 
-bench: build ## compare with the raw plugin
-	@$(VENV)/python benches/run.py $(ARGS)
+bench: build ## compare with the raw plugin; one part with ARGS="--only engine" (or snapshots, recovery)
+	@. scripts/env.sh
+	$(VENV)/python benches/run.py $(ARGS)
 
 lint: setup ## rustfmt, clippy, ruff, mypy
 	@echo "lint: rustfmt, clippy, ruff, mypy"

@@ -15,11 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import engine_table
 import recovery
 import snapshot_table
 from measuring import CHECKOUT, LIBRARY, Measuring, default_plugin, duration, environment
 
 OPERATIONS = CHECKOUT / "benches" / "operations.py"
+# What `--only` can name beside operations.
+PARTS = ("snapshots", "recovery", "engine")
 
 
 def start_up(env: dict[str, str]) -> float:
@@ -54,22 +57,25 @@ def main() -> None:
     """Measures everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each operation on each plugin")
-    parser.add_argument("--only", default="", help="measure only what has this in its name; `snapshots`: their tables")
-    parser.add_argument("--largest", type=int, default=1024, help="largest array in the snapshots' tables, in MiB")
+    parser.add_argument("--only", default="", help=f"{', '.join(PARTS)}, or the operations with this in their name")
+    parser.add_argument("--largest", type=int, default=1024, help="largest array in the tables of snapshots, in MiB")
     parser.add_argument("--save-plot", action="store_true", help="write docs/snapshots.svg")
     arguments = parser.parse_args()
     plugin = default_plugin()
+    largest = arguments.largest << 20
+    wanted = PARTS if not arguments.only else (arguments.only,)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if arguments.only != "snapshots":
+        if arguments.only not in PARTS:
             operations(plugin, folder, arguments.rounds, arguments.only)
-        if arguments.only in ("", "snapshots"):
-            largest = arguments.largest << 20
+        if "snapshots" in wanted:
             both = functools.partial(both_environments, plugin, folder, largest)
             snapshot_table.run(both, min(arguments.rounds, 5), largest, arguments.save_plot)
-    if arguments.only in "recovery":
+    if "recovery" in wanted:
         recovery.show(arguments.rounds)
+    if "engine" in wanted:
+        engine_table.run(plugin, largest)
     print(f"\nall in {time.perf_counter() - begin:.0f} s on {os.cpu_count()} cores")
 
 

@@ -13,9 +13,10 @@ use crate::wire::numa::{self, Placement};
 
 /// What every variable's name begins with.
 pub const PREFIX: &str = "MAINSTAY_";
-/// Variables that belong to others of this project: the Python package's path of the library, and the tests'.
+/// Variables that belong to others of this project: the Python package's path of the library, and those of tests and
+/// benches.
 const OF_OTHERS: [&str; 1] = ["MAINSTAY_LIBRARY"];
-const OF_TESTS: [&str; 2] = ["MAINSTAY_TEST_", "MAINSTAY_FAKE_"];
+const OF_TESTS: [&str; 3] = ["MAINSTAY_TEST_", "MAINSTAY_FAKE_", "MAINSTAY_BENCH_"];
 
 /// As many slices can exchange data between their workers.
 pub const MOST_SLICES: u32 = 32;

@@ -20,6 +20,17 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
+    /// Takes over a buffer that a function of an extension gave.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION where it is null.
+    ///
+    /// # Safety
+    /// `raw` is null or a buffer of this client that nobody else destroys.
+    pub unsafe fn from_raw(client: &Client, raw: *mut sys::PJRT_Buffer) -> Result<Self, Status> {
+        Self::new(client, raw)
+    }
+
     /// Takes over a buffer that the plugin gave.
     pub(super) fn new(client: &Client, raw: *mut sys::PJRT_Buffer) -> Result<Self, Status> {
         let raw = NonNull::new(raw)
@@ -27,7 +38,8 @@ impl Buffer {
         Ok(Self { client: client.clone(), raw })
     }
 
-    pub(super) fn raw(&self) -> *mut sys::PJRT_Buffer {
+    /// The handle, for functions of extensions.
+    pub fn raw(&self) -> *mut sys::PJRT_Buffer {
         self.raw.as_ptr()
     }
 

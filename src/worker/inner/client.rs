@@ -70,7 +70,8 @@ impl Client {
         Ok(Self(Arc::new(handle)))
     }
 
-    pub(super) fn plugin(&self) -> &'static Plugin {
+    /// The plugin whose client this is.
+    pub fn plugin(&self) -> &'static Plugin {
         self.0.plugin
     }
 
@@ -86,7 +87,8 @@ impl Client {
         call!(self.plugin(), PJRT_Client_DmaMap_Args { client: self.raw(), data: data, size: len }).map(|_| ())
     }
 
-    pub(super) fn raw(&self) -> *mut sys::PJRT_Client {
+    /// The handle, for functions of extensions.
+    pub fn raw(&self) -> *mut sys::PJRT_Client {
         self.0.raw.as_ptr()
     }
 

@@ -43,7 +43,8 @@ impl<'c> Device<'c> {
         Self { client, raw }
     }
 
-    pub(super) fn raw(&self) -> *mut sys::PJRT_Device {
+    /// The handle, for functions of extensions.
+    pub fn raw(&self) -> *mut sys::PJRT_Device {
         self.raw
     }
 

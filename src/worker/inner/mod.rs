@@ -1,4 +1,5 @@
-//! The driver of an inner plugin: safe, owning handles over the PJRT C interface, for the worker's process only.
+//! The driver of an inner plugin: safe, owning handles over the PJRT C interface, for the worker's process only (and for
+//! `benches/engine`, which drives Mainstay itself with it).
 //!
 //! - [`Plugin`] is the loaded library with its table of functions; it is never unloaded. A function that the plugin
 //!   is too old for, or leaves out, is an `UNIMPLEMENTED` that names it.

@@ -48,6 +48,11 @@ impl Plugin {
         Ok(Box::leak(Box::new(plugin)))
     }
 
+    /// The plugin's functions, and through them its extensions.
+    pub fn api(&self) -> &InnerApi {
+        &self.api
+    }
+
     /// Version of the interface that the plugin was built with: major, minor.
     pub fn version(&self) -> (i32, i32) {
         self.api.version()

@@ -96,7 +96,8 @@ impl Shared {
     }
 
     fn next_work(&self, state: &mut State, refused_at: Option<u64>) -> Option<Work> {
-        let untouched = state.untouched.iter().next();
+        // Not while others do the same with what they were promised: one would wait for the other.
+        let untouched = state.untouched.iter().next().filter(|_| state.pending == 0);
         if let Some((start, end)) = untouched {
             let len = STRETCH.min(end - start);
             state.untouched.remove(start, start + len);

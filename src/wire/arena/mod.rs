@@ -446,6 +446,7 @@ impl Shared {
         let before = state.uncommitted.total();
         self.record(&mut state, &missing);
         state.pending -= before - state.uncommitted.total();
+        self.wake_keeper_for_untouched(&state);
         Ok(state.missing(stretch.offset, stretch.offset + reserved(stretch.len)) == 0)
     }
 
@@ -499,7 +500,11 @@ impl Shared {
             }
             state.uncommitted.remove(start, end);
         }
-        if state.untouched.total() > 0 {
+        self.wake_keeper_for_untouched(state);
+    }
+
+    fn wake_keeper_for_untouched(&self, state: &State) {
+        if state.pending == 0 && state.untouched.total() > 0 {
             self.work.notify_one();
         }
     }
@@ -509,6 +514,7 @@ impl Shared {
             let len = reserved(stretch.len);
             if stretch.is_fresh.load(Ordering::Acquire) {
                 state.pending -= state.missing(stretch.offset, stretch.offset + len);
+                self.wake_keeper_for_untouched(state);
             }
             state.space.give(stretch.offset, len);
             state.blocks -= 1;

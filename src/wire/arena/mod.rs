@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::machine;
 use super::message::Extent;
@@ -44,6 +44,9 @@ const READY_FIRST_FROM: u64 = 1 << 20;
 const COMMITTED_AT_ONCE: u64 = 256 << 10;
 /// Of the machine's memory, so much is left to others when the arena grows.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
+/// While memory that was promised is committed, what is left is looked up this often: no thread gets near as much in the
+/// meantime.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// What an arena is to be. Sizes in bytes.
 #[derive(Clone, Debug)]
@@ -132,6 +135,8 @@ struct State {
     lenience: u64,
     /// Of what blocks hold, so many bytes have no memory yet.
     pending: u64,
+    /// When it was looked up last whether the machine has memory for them.
+    looked: Option<Instant>,
     /// Committed since [`Arena::take_newly_committed`].
     announce: RangeSet,
     /// Committed and not touched by the keeper yet.
@@ -209,6 +214,7 @@ impl Arena {
             on_devices: 0,
             lenience: 0,
             pending: 0,
+            looked: None,
             announce: RangeSet::default(),
             untouched: RangeSet::default(),
             idle: Idle::new(options.rest),
@@ -420,28 +426,39 @@ impl Shared {
     }
 
     /// Leaves the `missing` parts of a stretch that the caller has taken without memory for now, unless there is too little.
-    fn promise<'a>(&'a self, state: MutexGuard<'a, State>, missing: &[(u64, u64)]) -> Grown<'a> {
+    fn promise<'a>(&'a self, mut state: MutexGuard<'a, State>, missing: &[(u64, u64)]) -> Grown<'a> {
+        let wanted: u64 = missing.iter().map(|(start, end)| end - start).sum();
+        state.pending += wanted;
+        let promised = state.pending;
         drop(state);
-        let wanted = missing.iter().map(|(start, end)| end - start).sum();
-        let found = look_for(wanted);
+        let found = look_for(promised);
         let mut state = self.lock();
         match found {
-            Ok(()) => {
-                state.pending += wanted;
-                Ok(state)
+            Ok(()) => Ok(state),
+            Err(error) => {
+                state.pending -= wanted;
+                Err((state, error))
             }
-            Err(error) => Err((state, error)),
         }
     }
 
     /// Gives a part of a stretch that its holder was promised memory for, touched by this thread; whether all of the stretch
     /// has its memory now.
     fn keep_promise(&self, stretch: &Stretch, start: u64, end: u64) -> Result<bool, Status> {
-        let missing = self.lock().uncommitted.within(start, end);
-        for (start, end) in &missing {
-            let committed = self.mapping.commit_touched(&self.fd, *start, end - start);
-            committed.map_err(|error| self.refused(&self.lock(), end - start, &error))?;
+        let mut state = self.lock();
+        let missing = state.uncommitted.within(start, end);
+        // Others may have taken meanwhile what was found for the promise.
+        let must_look = state.looked.is_none_or(|then| then.elapsed() >= LOOK_AGAIN);
+        if must_look {
+            state.looked = Some(Instant::now());
         }
+        drop(state);
+        let found = if must_look { look_for(0) } else { Ok(()) };
+        let commit = |(start, end): &(u64, u64)| self.mapping.commit_touched(&self.fd, *start, end - start);
+        found.and_then(|()| missing.iter().try_for_each(commit)).map_err(|error| {
+            let state = self.lock();
+            self.refused(&state, state.pending, &error)
+        })?;
         let mut state = self.lock();
         let before = state.uncommitted.total();
         self.record(&mut state, &missing);

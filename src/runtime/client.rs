@@ -313,7 +313,8 @@ impl Client {
         Err(refusal)
     }
 
-    pub(super) fn announce(&self) {
+    /// Tells the workers of memory that is new in the arena.
+    pub fn announce(&self) {
         for extent in self.shared.arena.take_newly_committed() {
             for slice in &self.slices {
                 slice.current().populate(extent);

@@ -39,6 +39,10 @@ pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>, room: Room) {
     let copying: Vec<_> =
         by_moment(items).into_iter().map(|(ready, items)| Copying::new(ready, items, room.clone())).collect();
     snapshot.set_copying(copying.iter().map(Arc::downgrade).collect());
+    if !snapshot.is_copying() {
+        // Whoever ended it may not have known of these.
+        copying.iter().for_each(|copying| copying.give_up());
+    }
     for copying in copying {
         let (snapshot, ready) = (snapshot.clone(), copying.ready.clone());
         ready.on_done(move |_| helpers::run(move || copying.lead(&snapshot)));
@@ -75,15 +79,14 @@ fn by_moment(items: Vec<Item>) -> Vec<(Arc<Event>, Vec<Item>)> {
 pub struct Copying {
     /// Set once the values are there, or an error for good.
     ready: Arc<Event>,
-    /// Taken by whoever comes first.
-    items: Mutex<Vec<Item>>,
-    room: Arc<Room>,
+    /// Taken by whoever comes first, or given up.
+    items: Mutex<Option<(Vec<Item>, Arc<Room>)>>,
     group: OnceLock<Group>,
 }
 
 impl Copying {
     fn new(ready: Arc<Event>, items: Vec<Item>, room: Arc<Room>) -> Arc<Self> {
-        Arc::new(Self { ready, items: Mutex::new(items), room, group: OnceLock::new() })
+        Arc::new(Self { ready, items: Mutex::new(Some((items, room))), group: OnceLock::new() })
     }
 
     /// Copies the values, which are there, together with other helpers.
@@ -105,7 +108,16 @@ impl Copying {
 
     /// The values as they are read. Their event is done.
     fn group(&self, snapshot: &Arc<Snapshot>) -> &Group {
-        self.group.get_or_init(|| Group::new(sources(snapshot, std::mem::take(&mut lock(&self.items)), &self.room)))
+        self.group.get_or_init(|| {
+            let items = lock(&self.items).take();
+            Group::new(items.map_or_else(Vec::new, |(items, room)| sources(snapshot, items, &room)))
+        })
+    }
+
+    /// Lets go of values that nobody has begun to copy, and of the memory that was meant for them.
+    pub fn give_up(&self) {
+        let items = lock(&self.items).take();
+        drop(items);
     }
 }
 
@@ -121,10 +133,12 @@ fn sources(snapshot: &Arc<Snapshot>, items: Vec<Item>, room: &Room) -> Vec<Sourc
             Ok(view) => sources.push(Source { shard, view, block: room.of(number) }),
             Err(held) => {
                 let (receiver, block): (Arc<dyn Receiver>, _) = (snapshot.clone(), room.of(number));
-                match block.commit(0, block.len() as u64) {
-                    Ok(()) => fetch(vec![(shard, held.buffer().clone(), Some(block))], &receiver),
-                    Err(cause) => snapshot.fail(cause),
+                let is_lost = held.buffer().poison().map_or(Ok(()), Err);
+                if let Err(cause) = is_lost.and_then(|()| block.commit(0, block.len() as u64)) {
+                    snapshot.fail(cause);
+                    return Vec::new();
                 }
+                fetch(vec![(shard, held.buffer().clone(), Some(block))], &receiver);
             }
         }
     }

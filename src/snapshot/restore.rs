@@ -209,6 +209,8 @@ impl Assembly {
 impl Drop for Assembly {
     fn drop(&mut self) {
         if *self.filled.get_mut() == self.slabs.len() {
+            // Of what was committed for it.
+            self.client.announce();
             self.client.fulfil(&self.promise, self.block.clone(), self.lending);
         } else {
             let bug = || Status::new(Code::Unknown, "a bug in Mainstay: a copy was not finished");

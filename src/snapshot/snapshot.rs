@@ -141,7 +141,7 @@ impl Snapshot {
     /// what is ready to be copied, which is sooner done than having a helper woken.
     pub fn wait(self: &Arc<Self>, patience: Duration) -> Phase {
         let until = Instant::now().checked_add(patience);
-        for copying in self.copying.get().into_iter().flatten().filter_map(Weak::upgrade) {
+        for copying in self.copying() {
             copying.help(self, until);
         }
         let mut state = self.lock();
@@ -214,6 +214,11 @@ impl Snapshot {
             let joined = others.into_iter().map(|other| other.join().unwrap_or(Ok(())));
             joined.fold(mine, Result::and)
         })
+    }
+
+    /// What is still copying values for it.
+    fn copying(&self) -> impl Iterator<Item = Arc<Copying>> {
+        self.copying.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
     /// Notes what copies values for it.
@@ -308,7 +313,10 @@ impl Snapshot {
         }
         state.phase = phase;
         self.changed.notify_all();
-        std::mem::take(&mut state.values)
+        let values = std::mem::take(&mut state.values);
+        drop(state);
+        self.copying().for_each(|copying| copying.give_up());
+        values
     }
 
     /// An array of it.

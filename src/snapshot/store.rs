@@ -72,8 +72,8 @@ impl Store {
     /// on; what is lost meanwhile makes the snapshot fail, not this call.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED where the arena has no room; INVALID_ARGUMENT for deleted buffers and parts that make up no
-    /// array. The store's snapshots stay.
+    /// RESOURCE_EXHAUSTED where the arena has no room, or the machine no memory for it (which the snapshot may fail with
+    /// later, too); INVALID_ARGUMENT for deleted buffers and parts that make up no array. The store's snapshots stay.
     pub fn take(self: &Arc<Self>, request: Request<'_>) -> Result<Arc<Snapshot>, Status> {
         let Request { step, label, metadata, layout, buffers } = request;
         buffers.iter().try_for_each(|buffer| buffer.check_held())?;
@@ -88,8 +88,8 @@ impl Store {
         if let Some(buffer) = buffers.first() {
             self.suspend_expectation();
             self.claim(buffer.client.arena(), sizes.iter().sum());
-            // New memory takes long. Workers that write to it must find it; who copies here can see to it meanwhile.
-            let commit = if items.len() == sizes.len() { Commit::Later } else { Commit::Now };
+            // New memory takes long: who copies here can see to it meanwhile.
+            let commit = if items.is_empty() { Commit::Now } else { Commit::Later };
             room = Room::new(&buffer.client, &sizes, commit)?;
             let _ = self.arena.set(buffer.client.arena().clone());
         }
@@ -98,11 +98,15 @@ impl Store {
         if buffers.is_empty() {
             snapshot.complete();
         }
-        let room_of = |number: Option<usize>| number.map(|number| room.of(number));
-        let others =
-            others.into_iter().map(|(shard, number)| (shard, buffers[shard].clone(), room_of(number))).collect();
+        let mut fetched = Vec::with_capacity(others.len());
+        for (shard, number) in others {
+            let block = number.map(|number| room.of(number));
+            // Workers that write to memory must find it.
+            block.as_ref().map_or(Ok(()), |block| block.commit(0, block.len() as u64))?;
+            fetched.push((shard, buffers[shard].clone(), block));
+        }
         let receiver: Arc<dyn Receiver> = snapshot.clone();
-        fetch(others, &receiver);
+        fetch(fetched, &receiver);
         local::begin(&snapshot, items, room);
         Ok(snapshot)
     }

@@ -83,6 +83,7 @@ struct State {
 /// The kernel's refusal to map it; then nothing changes.
 pub fn start(fd: OwnedFd, slack: u64, arena: Option<&'static ArenaView>) -> std::io::Result<()> {
     let heap = Heap::new(fd, slack, arena)?;
+    heap.mapping.prefer_huge_pages();
     let (len, address) = (heap.mapping.len(), heap.mapping.address());
     if HEAP.set(heap).is_err() {
         return Ok(());
@@ -157,7 +158,6 @@ pub fn len_of(offset: u64) -> Option<usize> {
 impl Heap {
     fn new(fd: OwnedFd, slack: u64, arena: Option<&'static ArenaView>) -> std::io::Result<Self> {
         let mapping = Mapping::new(fd.as_fd())?;
-        mapping.prefer_huge_pages();
         let state = State {
             space: FreeSpace::new(mapping.len() as u64),
             blocks: HashMap::default(),

@@ -187,7 +187,12 @@ impl Shared {
         self.settled.notify_all();
         match work {
             Work::Commit(..) if done => self.record(state, &[(start, end)]),
-            Work::Release(..) if done => state.uncommitted.insert(start, end),
+            Work::Release(..) if done => {
+                state.uncommitted.insert(start, end);
+                // Whoever touched it now would give it memory again.
+                state.untouched.remove(start, end);
+                state.announce.remove(start, end);
+            }
             // Not again before more has rested.
             Work::Release(..) => state.surplus = 0,
             Work::Commit(..) | Work::Touch(_) => {}

@@ -457,7 +457,7 @@ impl Shared {
         let commit = |(start, end): &(u64, u64)| self.mapping.commit_touched(&self.fd, *start, end - start);
         found.and_then(|()| missing.iter().try_for_each(commit)).map_err(|error| {
             let state = self.lock();
-            self.refused(&state, state.pending, &error)
+            self.refused(&state, stretch.len, &error)
         })?;
         let mut state = self.lock();
         let before = state.uncommitted.total();
@@ -502,11 +502,23 @@ impl Shared {
     /// Gives stretches memory, which the caller has taken from the free space. Not under the lock: it takes long.
     fn commit(&self, stretches: Vec<(u64, u64)>) -> io::Result<Vec<(u64, u64)>> {
         let stretches: Vec<_> = stretches.into_iter().filter(|(start, end)| start < end).collect();
-        look_for(stretches.iter().map(|(start, end)| end - start).sum())?;
-        for (start, end) in &stretches {
-            self.mapping.commit(&self.fd, *start, end - start)?;
+        let promised = self.lock().pending;
+        look_for(promised.saturating_add(stretches.iter().map(|(start, end)| end - start).sum()))?;
+        let committed =
+            stretches.iter().try_for_each(|(start, end)| self.mapping.commit(&self.fd, *start, end - start));
+        if committed.is_err() {
+            self.release(&stretches);
         }
-        Ok(stretches)
+        committed.map(|()| stretches)
+    }
+
+    /// Takes back what memory uncommitted stretches may have, which the caller has taken from the free space: of what could
+    /// not be had, some may be there.
+    fn release(&self, stretches: &[(u64, u64)]) {
+        for (start, end) in stretches {
+            // A refusal keeps it until the stretch is committed and released again.
+            let _ = shm::release(&self.fd, *start, end - start);
+        }
     }
 
     fn record(&self, state: &mut State, stretches: &[(u64, u64)]) {
@@ -527,13 +539,18 @@ impl Shared {
     }
 
     fn free(&self, stretch: &Stretch) {
+        let (start, len) = (stretch.offset, reserved(stretch.len));
+        let is_fresh = stretch.is_fresh.load(Ordering::Acquire);
+        if is_fresh {
+            let missing = self.lock().uncommitted.within(start, start + len);
+            self.release(&missing);
+        }
         self.change(|state| {
-            let len = reserved(stretch.len);
-            if stretch.is_fresh.load(Ordering::Acquire) {
-                state.pending -= state.missing(stretch.offset, stretch.offset + len);
+            if is_fresh {
+                state.pending -= state.missing(start, start + len);
                 self.wake_keeper_for_untouched(state);
             }
-            state.space.give(stretch.offset, len);
+            state.space.give(start, len);
             state.blocks -= 1;
             state.on_devices -= if stretch.purpose == Use::Device { stretch.len } else { 0 };
         });

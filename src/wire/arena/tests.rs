@@ -328,6 +328,38 @@ fn what_is_for_later_gets_its_memory_part_by_part() {
 }
 
 #[test]
+fn what_was_given_back_is_not_touched_again() {
+    let arena = Arena::new(ArenaOptions { slack: 0, ..options(32 * MIB) }).unwrap();
+    // While this has no memory yet, nothing is touched.
+    let promised = arena.allocate_when(4 * MIB, Commit::Later).unwrap();
+    let block = arena.allocate(8 * MIB).unwrap();
+    assert_eq!(arena.shared.lock().untouched.total(), 8 * MIB);
+    drop(block);
+    eventually("given back", &arena, |stats| stats.committed == 0);
+    assert_eq!(arena.take_newly_committed(), []);
+    assert_eq!(arena.shared.lock().untouched.total(), 0);
+    promised.commit(0, 4 * MIB).unwrap();
+    eventually("touched", &arena, |_| arena.shared.lock().untouched.total() == 0);
+    assert_eq!(rustix::fs::fstat(&arena.shared.fd).unwrap().st_blocks as u64 * 512, 4 * MIB);
+}
+
+#[test]
+fn more_than_there_is_is_not_promised() {
+    let memory = machine::memory().unwrap();
+    let half = memory.available / 2 / PAGE * PAGE;
+    let arena = Arena::new(options(2 * memory.total)).unwrap();
+    let promised = arena.allocate_when(half + half / 2, Commit::Later).unwrap();
+    for commit in [Commit::Later, Commit::Now] {
+        let refused = arena.allocate_when(half, commit).unwrap_err();
+        assert_eq!(refused.code, Code::ResourceExhausted, "{refused}");
+    }
+    drop(promised);
+    drop(arena.allocate_when(half + half / 2, Commit::Later).unwrap());
+    let state = arena.shared.lock();
+    assert_eq!((state.pending, state.uncommitted.total()), (0, arena.shared.options.capacity));
+}
+
+#[test]
 fn devices_get_what_nobody_will_miss() {
     let arena = Arena::new(options(64 * PAGE)).unwrap();
     // A fourth of the budget stays free.

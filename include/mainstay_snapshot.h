@@ -109,7 +109,7 @@ PJRT_STRUCT_ENDS_AT(Mainstay_Snapshot_Take_Args, snapshot);
 
 /// Begins a snapshot of the values that the buffers have at this call, and returns at once. The buffers may be donated or
 /// deleted right after. What is lost later makes the snapshot fail, not this call. RESOURCE_EXHAUSTED where host
-/// memory has no room: older snapshots stay.
+/// memory has no room: older snapshots stay. Where the machine has no memory for it when it is copied, the snapshot fails.
 typedef PJRT_Error* Mainstay_Snapshot_Take(Mainstay_Snapshot_Take_Args* args);
 
 typedef struct Mainstay_Snapshot_Destroy_Args {

@@ -2,8 +2,9 @@
 //!
 //! One memfd of a fixed length, the budget, is mapped whole by the client ([`Arena`]) and by every worker
 //! ([`ArenaView`]). It is sparse: stretches are *committed* (given memory) before anyone may touch them, in large steps
-//! and ahead of use, so that running out of memory is an error of an allocation and never a SIGBUS. A thread of the
-//! arena's commits ahead, touches new pages (page faults are what makes fresh host memory slow), locks them where the
+//! and ahead of use, so that running out of memory is an error of an allocation and never a SIGBUS. Large blocks may be
+//! allocated without, for whoever commits what it writes to ([`Commit::Later`]); then it is an error of that. A thread of
+//! the arena's commits ahead, touches new pages (page faults are what makes fresh host memory slow), locks them where the
 //! process may, and gives free memory back to the machine when there is much of it.
 //!
 //! The allocator's state lies in the client's private memory: a worker can't damage it. A [`Block`] frees its
@@ -779,9 +780,10 @@ impl Block {
     /// The bytes.
     ///
     /// # Safety
-    /// Nobody, in whichever process, writes to the block while the result lives.
+    /// Nobody, in whichever process, writes to the block while the result lives; a block for [later](Commit::Later) is
+    /// committed.
     pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: `len` mapped and committed bytes; no writers, by the caller's promise.
+        // SAFETY: `len` mapped bytes; committed and without writers, by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len()) }
     }
 

@@ -318,8 +318,8 @@ impl Program {
 
 /// What a launch uses up.
 struct Consumed<'a> {
-    /// Parameters with an argument that somebody looks at: the worker must leave them as they are. Held
-    /// until the launch was sent: who looks last destroys the buffer.
+    /// Parameters with an argument that somebody looks at: the worker must leave them as they are. They are held until the
+    /// launch was sent: who looks last destroys the buffer.
     viewed: SmallVec<[(i64, Held); 4]>,
     /// Parameters and arguments that nobody looks at.
     ended: SmallVec<[(i64, &'a Arc<Buffer>); 8]>,

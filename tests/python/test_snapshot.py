@@ -479,6 +479,37 @@ def test_needs_a_copy_for_each_kept_one_and_for_the_one_that_is_taken() -> None:
 
 
 @jax_process(slices=1, env={"MAINSTAY_HOST_MEMORY": "104MiB"})
+def test_a_dropped_snapshot_frees_its_memory_though_a_value_is_still_to_come() -> None:
+    """There is room for the same again, while the program goes on that the value comes from."""
+    import time
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from mainstay import snapshot
+    from probe import kill
+
+    here, there = jax.devices()
+    large = jax.block_until_ready(jax.device_put(jnp.full(15 << 20, 1.0), here))
+    spin = jax.jit(lambda end: jax.lax.while_loop(lambda n: n < end, lambda n: n + 1, np.int32(0)))
+    late = spin(jax.device_put(np.int32(2**31 - 1), there))
+    store = snapshot.Store(1)
+    store.take([large, late]).drop()
+    until = time.monotonic() + 20
+    again = None
+    while again is None:
+        try:
+            again = store.take([large])
+        except snapshot.SnapshotError as error:
+            # A piece that is being copied is finished first.
+            assert time.monotonic() < until, error
+    assert not late.is_ready(), "it was to be late"
+    assert again.wait(60)
+    kill(0)
+
+
+@jax_process(slices=1, env={"MAINSTAY_HOST_MEMORY": "104MiB"})
 def test_what_is_restored_leaves_room_for_snapshots() -> None:
     """Restored arrays that are kept are no reason for a later snapshot to find no room."""
     import jax

@@ -167,9 +167,9 @@ class Store:
         before the copy is made is no error here: the snapshot fails, which `Snapshot.wait` raises, and the last whole
         one stays.
 
-        Raises SnapshotError (`RESOURCE_EXHAUSTED: …`) where host memory has no room (what the machine lacks may also make
-        the snapshot fail later), RuntimeError for deleted arrays, ValueError for arrays that are not on Mainstay's
-        devices.
+        Raises SnapshotError (`RESOURCE_EXHAUSTED: …`) where host memory has no room (what the machine lacks may also
+        make the snapshot fail later), RuntimeError for deleted arrays, ValueError for arrays that are not on
+        Mainstay's devices.
         """
         step = operator.index(step)
         leaves, structure = jax.tree.flatten(tree)

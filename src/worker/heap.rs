@@ -258,13 +258,16 @@ impl Heap {
             state = match next {
                 Next::Nothing => self.plenty.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Next::Wait(time) => self.plenty.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0,
-                Next::LookUp | Next::GiveBack(_) => {
+                Next::LookUp => {
                     drop(state);
-                    match next {
-                        Next::GiveBack(bytes) => self.give_back(bytes),
-                        _ if machine::is_short() => self.give_back(u64::MAX),
-                        _ => {}
+                    if machine::is_short() {
+                        self.give_back(u64::MAX);
                     }
+                    lock(&self.state)
+                }
+                Next::GiveBack(bytes) => {
+                    drop(state);
+                    self.give_back(bytes);
                     lock(&self.state)
                 }
             };

@@ -176,11 +176,6 @@ impl State {
     fn ready(&self, capacity: u64) -> u64 {
         (capacity - self.uncommitted.total() + self.pending).saturating_sub(self.used(capacity))
     }
-
-    /// Bytes of a stretch that have no memory.
-    fn missing(&self, start: u64, end: u64) -> u64 {
-        self.uncommitted.within(start, end).iter().map(|(start, end)| end - start).sum()
-    }
 }
 
 impl Arena {
@@ -377,6 +372,11 @@ impl Drop for Arena {
     }
 }
 
+/// Bytes of some stretches.
+fn total(stretches: &[(u64, u64)]) -> u64 {
+    stretches.iter().map(|(start, end)| end - start).sum()
+}
+
 fn extents(ranges: &RangeSet) -> Vec<Extent> {
     ranges.iter().map(|(start, end)| Extent { offset: start, len: end - start }).collect()
 }
@@ -428,7 +428,7 @@ impl Shared {
 
     /// Leaves the `missing` parts of a stretch that the caller has taken without memory for now, unless there is too little.
     fn promise<'a>(&'a self, mut state: MutexGuard<'a, State>, missing: &[(u64, u64)]) -> Grown<'a> {
-        let wanted: u64 = missing.iter().map(|(start, end)| end - start).sum();
+        let wanted = total(missing);
         state.pending += wanted;
         let promised = state.pending;
         drop(state);
@@ -465,7 +465,7 @@ impl Shared {
         self.record(&mut state, &missing);
         state.pending -= before - state.uncommitted.total();
         self.wake_keeper_for_untouched(&state);
-        Ok(state.missing(stretch.offset, stretch.offset + reserved(stretch.len)) == 0)
+        Ok(state.uncommitted.within(stretch.offset, stretch.offset + reserved(stretch.len)).is_empty())
     }
 
     /// Commits the `missing` parts of a stretch that the caller has taken and that ends at `end`, and what lies free
@@ -504,7 +504,7 @@ impl Shared {
     fn commit(&self, stretches: Vec<(u64, u64)>) -> io::Result<Vec<(u64, u64)>> {
         let stretches: Vec<_> = stretches.into_iter().filter(|(start, end)| start < end).collect();
         let promised = self.lock().pending;
-        look_for(promised.saturating_add(stretches.iter().map(|(start, end)| end - start).sum()))?;
+        look_for(promised.saturating_add(total(&stretches)))?;
         let committed =
             stretches.iter().try_for_each(|(start, end)| self.mapping.commit(&self.fd, *start, end - start));
         if committed.is_err() {
@@ -541,14 +541,14 @@ impl Shared {
 
     fn free(&self, stretch: &Stretch) {
         let (start, len) = (stretch.offset, reserved(stretch.len));
-        let is_fresh = stretch.is_fresh.load(Ordering::Acquire);
-        if is_fresh {
-            let missing = self.lock().uncommitted.within(start, start + len);
+        let mut missing = Vec::new();
+        if stretch.is_fresh.load(Ordering::Acquire) {
+            missing = self.lock().uncommitted.within(start, start + len);
             self.release(&missing);
         }
         self.change(|state| {
-            if is_fresh {
-                state.pending -= state.missing(start, start + len);
+            if !missing.is_empty() {
+                state.pending -= total(&missing);
                 self.wake_keeper_for_untouched(state);
             }
             state.space.give(start, len);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
 
 /// The kernel's page size on every machine Mainstay runs on is a divisor of this; offsets into a mapping that are
 /// handed to the kernel are multiples of it.
@@ -178,16 +178,18 @@ impl Mapping {
     /// Makes the pages of a stretch present in this process now, rather than at the first access of each.
     /// Keeps their contents. Does nothing on kernels before 5.14, or where the stretch isn't inside.
     pub fn populate(&self, offset: u64, len: u64) {
-        // A refusal costs speed only.
-        let _ = self.advise(offset, len, Advice::LinuxPopulateWrite);
+        // As if to read: the kernel maps pages that exist by the dozen then, and to be written to just as well. A refusal
+        // costs speed only.
+        let _ = self.advise(offset, len, Advice::LinuxPopulateRead);
     }
 
-    /// Makes a stretch present and keeps it so: never to be written to disk. `false` where the kernel does not allow it,
-    /// mostly for the process's limit (`ulimit -l`).
+    /// Has the pages of a stretch stay in memory, never to be written to disk, from when they become present on. Takes no
+    /// time for a stretch that has none. `false` where the kernel does not allow it, mostly for the process's limit
+    /// (`ulimit -l`).
     pub fn lock(&self, offset: u64, len: u64) -> bool {
         let Some(at) = self.at(offset, len) else { return false };
         // SAFETY: mapped by us; locking changes neither contents nor protection.
-        unsafe { rustix::mm::mlock(at.as_ptr().cast(), len as usize) }.is_ok()
+        unsafe { rustix::mm::mlock_with(at.as_ptr().cast(), len as usize, MlockFlags::ONFAULT) }.is_ok()
     }
 
     /// Asks for huge pages; the kernel may decline.

@@ -1,12 +1,11 @@
-//! The arena's thread: commits memory ahead of use, touches new pages and locks them where that is allowed, gives back
-//! what lies idle.
+//! The arena's thread: commits memory ahead of use, touches new pages, gives back what lies idle.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::{Next, Shared, State};
+use super::{Next, Shared, State, Touched};
 use crate::wire::machine;
 use crate::wire::message::Extent;
 use crate::wire::numa;
@@ -96,8 +95,7 @@ impl Shared {
     }
 
     fn next_work(&self, state: &mut State, refused_at: Option<u64>) -> Option<Work> {
-        // Not while others do the same with what they were promised: one would wait for the other.
-        let untouched = state.untouched.iter().next().filter(|_| state.pending == 0);
+        let untouched = state.untouched.iter().next();
         if let Some((start, end)) = untouched {
             let len = STRETCH.min(end - start);
             state.untouched.remove(start, start + len);
@@ -152,8 +150,7 @@ impl Shared {
         match *work {
             Work::Touch(extent) => {
                 self.mapping.populate(extent.offset, extent.len);
-                self.lock_pages(extent);
-                self.look_for_strays(extent);
+                self.look_for_strays(extent.offset + extent.len);
                 true
             }
             Work::Commit(start, end) => self.commit(vec![(start, end)]).is_ok(),
@@ -161,18 +158,24 @@ impl Shared {
         }
     }
 
-    /// Locks pages until the kernel refuses for the first time.
-    fn lock_pages(&self, extent: Extent) {
-        if self.may_lock.load(Ordering::Relaxed) && !self.mapping.lock(extent.offset, extent.len) {
-            self.may_lock.store(false, Ordering::Relaxed);
-            tracing::debug!("host memory is not locked any further: the limit of this process (ulimit -l) is reached");
+    /// Has pages that a stretch is about to get locked, until the kernel refuses for the first time.
+    pub(super) fn lock_pages(&self, start: u64, end: u64) {
+        for at in (start..end).step_by(STRETCH as usize) {
+            if !self.may_lock.load(Ordering::Relaxed) {
+                return;
+            }
+            if !self.mapping.lock(at, STRETCH.min(end - at)) {
+                self.may_lock.store(false, Ordering::Relaxed);
+                tracing::debug!("host memory is not locked any further: the limit of this process (ulimit -l) is reached");
+            }
         }
     }
 
-    /// Says so, once, where the nodes were full and the kernel took memory of another one.
-    fn look_for_strays(&self, extent: Extent) {
+    /// Says so, once, where the nodes were full when the page before `end` was touched and the kernel took memory of another
+    /// one.
+    pub(super) fn look_for_strays(&self, end: u64) {
         let Some(nodes) = self.nodes.as_ref().filter(|_| !self.has_strayed.load(Ordering::Relaxed)) else { return };
-        let last = self.mapping.address() as u64 + extent.offset + extent.len - 1;
+        let last = self.mapping.address() as u64 + end - 1;
         if let Some(node) = numa::elsewhere(last as usize, nodes) {
             self.has_strayed.store(true, Ordering::Relaxed);
             tracing::warn!(%nodes, node, "host memory's NUMA nodes are full: some of it lies on another node");
@@ -186,11 +189,10 @@ impl Shared {
         state.space.give(start, end - start);
         self.settled.notify_all();
         match work {
-            Work::Commit(..) if done => self.record(state, &[(start, end)]),
+            Work::Commit(..) if done => self.record(state, &[(start, end)], Touched::Not),
             Work::Release(..) if done => {
                 state.uncommitted.insert(start, end);
                 // Whoever touched it now would give it memory again.
-                state.untouched.remove(start, end);
                 state.announce.remove(start, end);
             }
             // Not again before more has rested.

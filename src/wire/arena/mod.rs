@@ -3,9 +3,9 @@
 //! One memfd of a fixed length, the budget, is mapped whole by the client ([`Arena`]) and by every worker
 //! ([`ArenaView`]). It is sparse: stretches are *committed* (given memory) before anyone may touch them, in large steps
 //! and ahead of use, so that running out of memory is an error of an allocation and never a SIGBUS. Large blocks may be
-//! allocated without, for whoever commits what it writes to ([`Commit::Later`]); then it is an error of that. A thread of
-//! the arena's commits ahead, touches new pages (page faults are what makes fresh host memory slow), locks them where the
-//! process may, and gives free memory back to the machine when there is much of it.
+//! allocated without, for whoever commits what it writes to ([`Commit::Later`]); then it is an error of that. Pages are locked
+//! where the process may. A thread of the arena's commits ahead, touches new pages (page faults are what makes fresh host
+//! memory slow), and gives free memory back to the machine when there is much of it.
 //!
 //! The allocator's state lies in the client's private memory: a worker can't damage it. A [`Block`] frees its
 //! stretch when dropped; who lends a block to a worker keeps it until the worker returned the loan or is reaped.
@@ -433,6 +433,9 @@ impl Shared {
         let promised = state.pending;
         drop(state);
         let found = look_for(promised);
+        if found.is_ok() {
+            missing.iter().for_each(|(start, end)| self.lock_pages(*start, *end));
+        }
         let mut state = self.lock();
         match found {
             Ok(()) => Ok(state),
@@ -460,11 +463,11 @@ impl Shared {
             let state = self.lock();
             self.refused(&state, stretch.len, &error)
         })?;
+        self.look_for_strays(end);
         let mut state = self.lock();
         let before = state.uncommitted.total();
-        self.record(&mut state, &missing);
+        self.record(&mut state, &missing, Touched::Already);
         state.pending -= before - state.uncommitted.total();
-        self.wake_keeper_for_untouched(&state);
         Ok(state.uncommitted.within(stretch.offset, stretch.offset + reserved(stretch.len)).is_empty())
     }
 
@@ -493,7 +496,7 @@ impl Shared {
         }
         match committed {
             Ok(stretches) => {
-                self.record(&mut state, &stretches);
+                self.record(&mut state, &stretches, Touched::Not);
                 Ok(state)
             }
             Err(error) => Err((state, error)),
@@ -505,8 +508,10 @@ impl Shared {
         let stretches: Vec<_> = stretches.into_iter().filter(|(start, end)| start < end).collect();
         let promised = self.lock().pending;
         look_for(promised.saturating_add(total(&stretches)))?;
-        let committed =
-            stretches.iter().try_for_each(|(start, end)| self.mapping.commit(&self.fd, *start, end - start));
+        let committed = stretches.iter().try_for_each(|&(start, end)| {
+            self.lock_pages(start, end);
+            self.mapping.commit(&self.fd, start, end - start)
+        });
         if committed.is_err() {
             self.release(&stretches);
         }
@@ -522,19 +527,17 @@ impl Shared {
         }
     }
 
-    fn record(&self, state: &mut State, stretches: &[(u64, u64)]) {
+    fn record(&self, state: &mut State, stretches: &[(u64, u64)], touched: Touched) {
         for &(start, end) in stretches {
             for (start, end) in state.uncommitted.within(start, end) {
                 state.announce.insert(start, end);
-                state.untouched.insert(start, end);
+                if touched == Touched::Not {
+                    state.untouched.insert(start, end);
+                }
             }
             state.uncommitted.remove(start, end);
         }
-        self.wake_keeper_for_untouched(state);
-    }
-
-    fn wake_keeper_for_untouched(&self, state: &State) {
-        if state.pending == 0 && state.untouched.total() > 0 {
+        if state.untouched.total() > 0 {
             self.work.notify_one();
         }
     }
@@ -547,10 +550,7 @@ impl Shared {
             self.release(&missing);
         }
         self.change(|state| {
-            if !missing.is_empty() {
-                state.pending -= total(&missing);
-                self.wake_keeper_for_untouched(state);
-            }
+            state.pending -= total(&missing);
             state.space.give(start, len);
             state.blocks -= 1;
             state.on_devices -= if stretch.purpose == Use::Device { stretch.len } else { 0 };
@@ -595,6 +595,13 @@ impl Shared {
     fn too_little(&self, len: u64) -> Status {
         self.exhausted(&self.lock(), len)
     }
+}
+
+/// Whether memory was touched when it was committed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Touched {
+    Already,
+    Not,
 }
 
 /// The arena's lock, which was held before; with an error, where there is no memory.
@@ -738,7 +745,8 @@ impl Block {
         Some(Self { stretch: self.stretch.clone(), offset: self.offset + offset, len, start })
     }
 
-    /// Gives some of the block's bytes memory, where it is for [later](Commit::Later) and they have none yet, and touches it. From then on they can be written to, also by workers. Threads do this side by side.
+    /// Gives some of the block's bytes memory, where it is for [later](Commit::Later) and they have none yet, and touches them.
+    /// From then on they can be written to, also by workers. Threads do this side by side.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED where the machine has no more.

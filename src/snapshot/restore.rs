@@ -21,7 +21,7 @@ const SMALLEST_SLAB: u64 = 256 << 10;
 const LARGE: u64 = 4 << 20;
 /// Where so many bytes are restored together, helpers are awake, and values of fewer bytes are worth it.
 const MANY: u64 = 16 << 20;
-const LARGE_OF_MANY: u64 = 1 << 20;
+const LARGE_OF_MANY: u64 = 128 << 10;
 
 /// Where a part of an array begins that is to be restored, and the values that the array is made of: they stay, though the
 /// snapshot is dropped meanwhile.

@@ -43,14 +43,7 @@ impl Handle for SnapshotHandle {
     const WHAT: &'static str = "snapshot";
 }
 
-/// Buffers that a thread is to be supplied with.
-struct Orders {
-    left: VecDeque<Order>,
-    /// About how many bytes were ordered together.
-    bytes: u64,
-}
-
-/// One of them: what it is a part of, and the id of the device that it is for.
+/// A buffer that a thread is to be supplied with: what it is a part of, and the id of the device that it is for.
 struct Order {
     part: Part,
     device: i64,
@@ -66,7 +59,7 @@ thread_local! {
     /// What is noted between a begin and its end, the innermost last: a signal's handler may begin within another.
     static CAPTURES: RefCell<Vec<Vec<*mut sys::PJRT_Buffer>>> = const { RefCell::new(Vec::new()) };
     /// What is still to be supplied, likewise.
-    static ORDERS: RefCell<Vec<Orders>> = const { RefCell::new(Vec::new()) };
+    static ORDERS: RefCell<Vec<VecDeque<Order>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Notes a buffer that this thread asks the address of, if it captures buffers; whether it does.
@@ -93,15 +86,14 @@ fn end_capture() -> Result<Vec<*mut sys::PJRT_Buffer>, Status> {
 
 /// The buffer for this thread's next order, if it is being supplied.
 pub fn supplied(client: &Arc<Client>, place: Place, shape: &Shape) -> Option<Result<Arc<Buffer>, Status>> {
-    let (order, bytes) =
-        ORDERS.with_borrow_mut(|all| all.last_mut().map(|orders| (orders.left.pop_front(), orders.bytes)))?;
+    let order = ORDERS.with_borrow_mut(|all| all.last_mut().map(VecDeque::pop_front))?;
     let missing = || Status::invalid("more buffers are asked for than were ordered of the snapshot");
-    Some(order.ok_or_else(missing).and_then(|order| order.fill(client, place, shape.clone(), bytes)))
+    Some(order.ok_or_else(missing).and_then(|order| order.fill(client, place, shape.clone())))
 }
 
 impl Order {
-    /// Makes the buffer, one of many that have so many bytes together.
-    fn fill(&self, client: &Arc<Client>, place: Place, shape: Shape, together: u64) -> Result<Arc<Buffer>, Status> {
+    /// Makes the buffer.
+    fn fill(&self, client: &Arc<Client>, place: Place, shape: Shape) -> Result<Arc<Buffer>, Status> {
         let device = i64::from(client.devices[place.device as usize].info.id);
         if device != self.device {
             return Err(Status::invalid(format!(
@@ -109,18 +101,17 @@ impl Order {
                 self.device
             )));
         }
-        supply(client, place, shape, &self.part, together)
+        supply(client, place, shape, &self.part)
     }
 }
 
-fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<Orders, Status> {
-    let mut left = VecDeque::new();
+fn orders(snapshot: &Arc<Snapshot>, mut numbers: Numbers<'_>) -> Result<VecDeque<Order>, Status> {
+    let mut orders = VecDeque::new();
     while !numbers.is_empty() {
         let (array, device) = (numbers.count()?, numbers.take(1)?[0]);
-        left.push_back(Order { part: Part::of(snapshot, array, numbers.list()?)?, device });
+        orders.push_back(Order { part: Part::of(snapshot, array, numbers.list()?)?, device });
     }
-    let bytes = left.iter().map(|order| order.part.about()).sum();
-    Ok(Orders { left, bytes })
+    Ok(orders)
 }
 
 /// A caller's function that watches progress.
@@ -255,7 +246,7 @@ entries! {
             let (start, dims) = (list(args.start, args.num_dims), list(args.dims, args.num_dims));
             let shape = Shape::new(handle.snapshot.array(args.array)?.element_type, dims);
             let part = Part::of(&handle.snapshot, args.array, start)?;
-            let buffer = supply(client.client(), place, shape, &part, part.about())?;
+            let buffer = supply(client.client(), place, shape, &part)?;
             args.buffer = BufferHandle::new(buffer, &client.places).into_raw();
         }
         Ok(())
@@ -322,7 +313,7 @@ entries! {
     }
 
     Mainstay_Supply_End(args: Mainstay_Supply_End_Args) {
-        args.num_left = ORDERS.with_borrow_mut(Vec::pop).map_or(0, |orders| orders.left.len());
+        args.num_left = ORDERS.with_borrow_mut(Vec::pop).map_or(0, |orders| orders.len());
         Ok(())
     }
 }

@@ -17,11 +17,8 @@ use crate::wire::message::Dims;
 /// A job puts together about so many bytes, or fewer where that would leave other helpers without.
 const SLAB: u64 = 4 << 20;
 const SMALLEST_SLAB: u64 = 256 << 10;
-/// Values of fewer bytes are left to the worker: waking helpers would take longer.
-const LARGE: u64 = 4 << 20;
-/// Where so many bytes are restored together, helpers are awake, and values of fewer bytes are worth it.
-const MANY: u64 = 16 << 20;
-const LARGE_OF_MANY: u64 = 128 << 10;
+/// Values of fewer bytes are left to the worker, which many of them keep as busy as helpers would be.
+const LARGE: u64 = 64 << 10;
 
 /// Where a part of an array begins that is to be restored, and the values that the array is made of: they stay, though the
 /// snapshot is dropped meanwhile.
@@ -41,26 +38,14 @@ impl Part {
         let values = snapshot.values(snapshot.array(array)?.shards.clone())?;
         Ok(Self { snapshot: snapshot.clone(), array, start: start.into(), values })
     }
-
-    /// About how many bytes it has: as many as a stored part of the array.
-    pub fn about(&self) -> u64 {
-        let bytes = |value: &Value| value.block.len() as u64;
-        self.values.iter().map(bytes).sum::<u64>() / self.values.len().max(1) as u64
-    }
 }
 
-/// A new buffer at `place` with the part of an array that has the shape's dimensions; about `together` bytes are restored
-/// with it. Returns at once; the value comes when it is put together.
+/// A new buffer at `place` with the part of an array that has the shape's dimensions. Returns at once; the value comes when
+/// it is put together.
 ///
 /// # Errors
 /// A part or type that the array does not have, an arena without room.
-pub fn supply(
-    client: &Arc<Client>,
-    place: Place,
-    shape: Shape,
-    part: &Part,
-    together: u64,
-) -> Result<Arc<Buffer>, Status> {
+pub fn supply(client: &Arc<Client>, place: Place, shape: Shape, part: &Part) -> Result<Arc<Buffer>, Status> {
     let Part { snapshot, array, start, values } = part;
     let info = snapshot.array(*array)?;
     if info.element_type != shape.element_type {
@@ -74,9 +59,8 @@ pub fn supply(
     let wanted = Region::within(&info.dims, start, &shape.dims)?;
     let stored = || snapshot.contents.shards[info.shards.clone()].iter().map(|shard| &shard.region).zip(values);
     if let Some((_, value)) = stored().find(|(region, _)| **region == wanted) {
-        // Helpers copy much to where it stays sooner than the worker would.
-        let large = if together >= MANY { LARGE_OF_MANY } else { LARGE };
-        if value.block.len() as u64 >= large
+        // Helpers copy it to where it stays, sooner than the worker would.
+        if value.block.len() as u64 >= LARGE
             && let Some(target) = Target::in_arena(client, place, &shape)
         {
             let piece = Piece { part: wanted.clone(), region: wanted.clone(), block: value.block.clone() };

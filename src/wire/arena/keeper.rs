@@ -166,7 +166,9 @@ impl Shared {
             }
             if !self.mapping.lock(at, STRETCH.min(end - at)) {
                 self.may_lock.store(false, Ordering::Relaxed);
-                tracing::debug!("host memory is not locked any further: the limit of this process (ulimit -l) is reached");
+                tracing::debug!(
+                    "host memory is not locked any further: the limit of this process (ulimit -l) is reached"
+                );
             }
         }
     }

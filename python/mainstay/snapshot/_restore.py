@@ -1,6 +1,7 @@
 """Making arrays from a snapshot."""
 
 import functools
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,7 +122,7 @@ def _made(snapshot: Snapshot, leaves: Sequence[Leaf | Kept], targets: list[Any])
 class _Placement:
     """The shards of arrays of one shape, type and sharding: which devices, and what of the array."""
 
-    __slots__ = ("_orders", "devices", "shards")
+    __slots__ = ("_wanted", "devices", "shards")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> None:
         # JAX has None for what has no dimensions in its declaration only.
@@ -130,14 +131,14 @@ class _Placement:
         # Never read: it says what kind of array is wanted, and has no memory of its own.
         shard = np.broadcast_to(np.zeros((), dtype), sharding.shard_shape(shape))
         self.shards = [shard] * len(indices)
-        orders = [(0, device.id, len(index), *start_of(index)) for device, index in indices.items()]
-        self._orders = np.array(orders, np.dtype("<i8"))
+        # Where, and from where on.
+        numbers = ((device.id, len(index), *start_of(index)) for device, index in indices.items())
+        self._wanted = [struct.pack(f"<{len(some)}q", *some) for some in numbers]
 
     def orders(self, number: int) -> bytes:
         """What the extension is asked for, for an array with this number in its snapshot."""
-        orders = self._orders.copy()
-        orders[:, 0] = number
-        return orders.tobytes()
+        array = struct.pack("<q", number)
+        return b"".join([array + wanted for wanted in self._wanted])
 
 
 @functools.lru_cache(maxsize=65536)

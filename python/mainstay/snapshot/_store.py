@@ -224,7 +224,8 @@ class Store:
 
     def latest(self) -> Snapshot | None:
         """The newest whole snapshot, or None."""
-        return next(reversed(self.list()), None)
+        with self._lock:
+            return next((one for one in reversed(self._taken) if one.is_complete()), None)
 
     def clear(self) -> None:
         """Drops all of its snapshots, also those that are being taken."""

@@ -17,7 +17,7 @@ use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
 /// The kernel's page size on every machine Mainstay runs on is a divisor of this; offsets into a mapping that are
 /// handed to the kernel are multiples of it.
 pub const PAGE: u64 = 4096;
-/// A huge page's size; only larger mappings can have any, and begin at a multiple of it.
+/// A huge page's size: mappings begin at a multiple of it.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Creates a memfd of `len` bytes, sparse, with its size sealed. `name` shows up in `/proc/<pid>/maps`.
@@ -76,7 +76,7 @@ impl Mapping {
         let size = rustix::fs::fstat(fd)?.st_size;
         let len = usize::try_from(size).ok().filter(|len| *len > 0 && *len <= isize::MAX as usize);
         let len = len.ok_or_else(|| io::Error::other(format!("shared memory of {size} bytes")))?;
-        Ok(Self { start: if len >= HUGE_PAGE { map_aligned(fd, len)? } else { map(fd, len)? }, len })
+        Ok(Self { start: map(fd, len)?, len })
     }
 
     /// Bytes.
@@ -206,20 +206,12 @@ impl Mapping {
     }
 }
 
-/// Maps a memfd where the kernel likes.
-fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<NonNull<u8>> {
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: no address is asked for, so the kernel places the mapping where nothing else is.
-    let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
-    NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))
-}
-
 /// Maps a memfd where a huge page may begin.
-fn map_aligned(fd: BorrowedFd<'_>, len: usize) -> io::Result<NonNull<u8>> {
+fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<NonNull<u8>> {
     let reserved = len.checked_next_multiple_of(HUGE_PAGE).and_then(|len| len.checked_add(HUGE_PAGE));
     let reserved = reserved.ok_or(Errno::NOMEM)?;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: as in `map`; nothing can be accessed there.
+    // SAFETY: no address is asked for, so the kernel reserves one where nothing else is; nothing can be accessed there.
     let place = unsafe {
         rustix::mm::mmap_anonymous(
             std::ptr::null_mut(),
@@ -282,8 +274,8 @@ mod tests {
     }
 
     #[test]
-    fn large_mappings_begin_where_huge_pages_do() {
-        for len in [HUGE_PAGE as u64, 3 * HUGE_PAGE as u64 + 5 * PAGE] {
+    fn mappings_begin_where_huge_pages_do() {
+        for len in [PAGE, HUGE_PAGE as u64, 3 * HUGE_PAGE as u64 + 5 * PAGE] {
             let fd = create("mainstay-test", len).unwrap();
             let mapping = Mapping::new(fd.as_fd()).unwrap();
             assert_eq!((mapping.address() % HUGE_PAGE, mapping.len()), (0, len as usize));

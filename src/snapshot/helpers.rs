@@ -1,8 +1,9 @@
-//! The threads that compute checksums and put arrays together: few, shared by all stores, started at first need.
+//! The threads that copy values, compute checksums and put arrays together: few, shared by all stores, started at first need.
+//! Jobs take turns, so that a small restore does not wait for a large snapshot.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use crate::sync::lock;
 use crate::wire::machine;
@@ -10,17 +11,27 @@ use crate::wire::machine;
 /// More threads than this gain nothing: the memory is busy.
 const MOST: usize = 4;
 
-type Job = Box<dyn FnOnce() + Send>;
+type Job = Box<dyn FnMut() -> bool + Send>;
 
-static SENDER: OnceLock<Option<Mutex<Sender<Job>>>> = OnceLock::new();
+/// Jobs that wait for their turn.
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<VecDeque<Job>>,
+    more: Condvar,
+}
 
-/// Runs a job soon on one of the threads; here, if there are none to be had.
-pub fn run(job: impl FnOnce() + Send + 'static) {
-    let sender = SENDER.get_or_init(start).as_ref();
-    let Some(sender) = sender else { return job() };
-    let unsent = lock(sender).send(Box::new(job)).err();
-    if let Some(unsent) = unsent {
-        (unsent.0)();
+/// None where no thread is to be had.
+static QUEUE: OnceLock<Option<Arc<Queue>>> = OnceLock::new();
+
+/// Runs a job soon on one of the threads; here, if there are none to be had. It is called again and again, and others in
+/// between, until it says that there is no more to do.
+pub fn run(mut job: impl FnMut() -> bool + Send + 'static) {
+    match QUEUE.get_or_init(start) {
+        Some(queue) => {
+            lock(&queue.jobs).push_back(Box::new(job));
+            queue.more.notify_one();
+        }
+        None => while job() {},
     }
 }
 
@@ -29,24 +40,38 @@ pub fn count() -> usize {
     machine::processors().min(MOST)
 }
 
-fn start() -> Option<Mutex<Sender<Job>>> {
-    let (sender, jobs) = channel::<Job>();
-    let jobs = Arc::new(Mutex::new(jobs));
+fn start() -> Option<Arc<Queue>> {
+    let queue = Arc::new(Queue::default());
     let spawn = |_| {
-        let jobs = jobs.clone();
-        std::thread::Builder::new().name("mainstay-snapshot".into()).spawn(move || work(&jobs)).is_ok()
+        let queue = queue.clone();
+        std::thread::Builder::new().name("mainstay-snapshot".into()).spawn(move || work(&queue)).is_ok()
     };
     let started = (0..count()).filter(|number| spawn(*number)).count();
-    (started > 0).then(|| Mutex::new(sender))
+    (started > 0).then_some(queue)
 }
 
-fn work(jobs: &Mutex<Receiver<Job>>) {
+fn work(queue: &Queue) {
     yield_to_others();
+    let mut unfinished = None;
     loop {
-        let job = lock(jobs).recv();
-        let Ok(job) = job else { return };
+        let mut job = queue.next(unfinished);
         // A panic is a bug that its thread has reported already; the thread is still good for other jobs.
-        let _ = catch_unwind(AssertUnwindSafe(job));
+        let has_more = catch_unwind(AssertUnwindSafe(&mut job)).unwrap_or(false);
+        unfinished = has_more.then_some(job);
+    }
+}
+
+impl Queue {
+    /// The job whose turn it is: an unfinished one's comes after those that wait.
+    fn next(&self, unfinished: Option<Job>) -> Job {
+        let mut jobs = lock(&self.jobs);
+        jobs.extend(unfinished);
+        loop {
+            if let Some(job) = jobs.pop_front() {
+                return job;
+            }
+            jobs = self.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
@@ -56,4 +81,30 @@ fn yield_to_others() {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: zero is the calling thread; the parameters live during the call. A refusal leaves things as they were.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &parameters) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_take_turns() {
+        let (queue, ran) = (Queue::default(), Arc::new(Mutex::new(Vec::new())));
+        let job = |name, steps: usize| -> Job {
+            let (ran, mut left) = (ran.clone(), steps);
+            Box::new(move || {
+                lock(&ran).push(name);
+                left -= 1;
+                left > 0
+            })
+        };
+        lock(&queue.jobs).extend([job('a', 4), job('b', 2), job('c', 1)]);
+        let mut unfinished = None;
+        for _ in 0..7 {
+            let mut job = queue.next(unfinished);
+            unfinished = job().then_some(job);
+        }
+        assert!(unfinished.is_none() && lock(&queue.jobs).is_empty());
+        assert_eq!(lock(&ran).iter().collect::<String>(), "abcabaa");
+    }
 }

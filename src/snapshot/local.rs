@@ -45,7 +45,7 @@ pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>, room: Room) {
     }
     for copying in copying {
         let (snapshot, ready) = (snapshot.clone(), copying.ready.clone());
-        ready.on_done(move |_| helpers::run(move || copying.lead(&snapshot)));
+        ready.on_done(move |_| copying.lead(snapshot));
     }
 }
 
@@ -89,20 +89,26 @@ impl Copying {
         Arc::new(Self { ready, items: Mutex::new(Some((items, room))), group: OnceLock::new() })
     }
 
-    /// Copies the values, which are there, together with other helpers.
-    fn lead(self: &Arc<Self>, snapshot: &Arc<Snapshot>) {
-        let group = self.group(snapshot);
-        for _ in 1..group.helpers {
-            let (copying, snapshot) = (self.clone(), snapshot.clone());
-            helpers::run(move || copying.group(&snapshot).work(&snapshot, None));
-        }
-        group.work(snapshot, None);
+    /// Has helpers copy the values, which are there: the first one sees how many it is worth having.
+    fn lead(self: Arc<Self>, snapshot: Arc<Snapshot>) {
+        let mut is_first = true;
+        helpers::run(move || {
+            let group = self.group(&snapshot);
+            if std::mem::take(&mut is_first) {
+                for _ in 1..group.helpers {
+                    let (copying, snapshot) = (self.clone(), snapshot.clone());
+                    helpers::run(move || copying.group(&snapshot).step(&snapshot));
+                }
+            }
+            group.step(&snapshot)
+        });
     }
 
     /// Copies what is there and left to copy, until then or a little later.
     pub fn help(&self, snapshot: &Arc<Snapshot>, until: Option<Instant>) {
         if self.ready.is_done() {
-            self.group(snapshot).work(snapshot, until);
+            let group = self.group(snapshot);
+            while until.is_none_or(|until| Instant::now() < until) && group.step(snapshot) {}
         }
     }
 
@@ -204,30 +210,30 @@ impl Group {
         Self { sources, chunks, checksums, left, pieces, next: AtomicUsize::new(0), helpers }
     }
 
-    /// Copies pieces until there are none left, nobody wants them any more, or it is late.
-    fn work(&self, snapshot: &Arc<Snapshot>, until: Option<Instant>) {
-        let checks = snapshot.computes_checksums();
-        while until.is_none_or(|until| Instant::now() < until) {
-            let Some(piece) = self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) else { return };
-            if !snapshot.is_copying() {
-                return;
-            }
-            let mut whole = Vec::new();
-            let mut bytes = 0;
-            for number in piece.clone() {
-                let chunk = &self.chunks[number];
-                if let Err(cause) = self.sources[chunk.source].block.commit(chunk.offset, chunk.len) {
-                    return snapshot.fail(cause);
-                }
-                self.checksums[number].store(self.copy(chunk, checks), Ordering::Relaxed);
-                bytes += chunk.len;
-                if self.left[chunk.source].0.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    whole.push((self.sources[chunk.source].shard, self.value(chunk.source, checks)));
-                }
-            }
-            snapshot.came(bytes);
-            snapshot.settle(whole);
+    /// Copies a piece; whether there is another, and somebody who wants it.
+    fn step(&self, snapshot: &Arc<Snapshot>) -> bool {
+        let Some(piece) = self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) else { return false };
+        if !snapshot.is_copying() {
+            return false;
         }
+        let checks = snapshot.computes_checksums();
+        let mut whole = Vec::new();
+        let mut bytes = 0;
+        for number in piece.clone() {
+            let chunk = &self.chunks[number];
+            if let Err(cause) = self.sources[chunk.source].block.commit(chunk.offset, chunk.len) {
+                snapshot.fail(cause);
+                return false;
+            }
+            self.checksums[number].store(self.copy(chunk, checks), Ordering::Relaxed);
+            bytes += chunk.len;
+            if self.left[chunk.source].0.fetch_sub(1, Ordering::AcqRel) == 1 {
+                whole.push((self.sources[chunk.source].shard, self.value(chunk.source, checks)));
+            }
+        }
+        snapshot.came(bytes);
+        snapshot.settle(whole);
+        self.next.load(Ordering::Relaxed) < self.pieces.len()
     }
 
     fn value(&self, source: usize, checks: bool) -> Value {

@@ -245,8 +245,9 @@ impl Snapshot {
         helpers::run(move || {
             if snapshot.is_copying() {
                 let checksums = Some(checksums(&block));
-                snapshot.settle(vec![(shard, Value { block, checksums })]);
+                snapshot.settle(vec![(shard, Value { block: block.clone(), checksums })]);
             }
+            false
         });
     }
 

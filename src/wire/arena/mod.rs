@@ -172,6 +172,14 @@ impl State {
         Some(start)
     }
 
+    /// What lies free behind `end` up to the next step: how many bytes, and which pages of them lack memory. One that ends
+    /// them may be the next block's as well, and has it then.
+    fn behind(&self, end: u64, step: u64) -> (u64, Vec<(u64, u64)>) {
+        let bytes = self.space.free_from(end).min(end.next_multiple_of(step) - end);
+        let (first, last) = (end.next_multiple_of(PAGE), (end + bytes).next_multiple_of(PAGE));
+        (bytes, if first < last { self.uncommitted.within(first, last) } else { Vec::new() })
+    }
+
     /// Committed bytes that no block holds.
     fn ready(&self, capacity: u64) -> u64 {
         (capacity - self.uncommitted.total() + self.pending).saturating_sub(self.used(capacity))
@@ -474,15 +482,14 @@ impl Shared {
     /// Commits the `missing` parts of a stretch that the caller has taken and that ends at `end`, and what lies free
     /// behind it up to the next step.
     fn grow<'a>(&'a self, mut state: MutexGuard<'a, State>, mut missing: Vec<(u64, u64)>, end: u64) -> Grown<'a> {
-        let to_step = end.next_multiple_of(self.options.step) - end;
-        let beyond = state.space.free_from(end).min(to_step);
+        let (beyond, lacking) = state.behind(end, self.options.step);
         if beyond > 0 {
             state.space.take_at(end, beyond);
             state.in_work += beyond;
         }
         drop(state);
         let needed = missing.clone();
-        missing.extend((beyond > 0).then(|| (end.next_multiple_of(PAGE), (end + beyond).next_multiple_of(PAGE))));
+        missing.extend(lacking);
         let committed = match self.commit(missing) {
             // The rest of the step was a wish only.
             Err(_) if beyond > 0 => self.commit(needed),

@@ -328,7 +328,7 @@ fn what_is_for_later_gets_its_memory_part_by_part() {
 }
 
 #[test]
-fn what_was_given_back_is_not_touched_again() {
+fn what_was_given_back_is_not_told_of() {
     let arena = Arena::new(ArenaOptions { slack: 0, ..options(32 * MIB) }).unwrap();
     let memory = || rustix::fs::fstat(&arena.shared.fd).unwrap().st_blocks as u64 * 512;
     drop(arena.allocate(8 * MIB).unwrap());

@@ -1,6 +1,5 @@
 //! The arena's thread: commits memory ahead of use, touches new pages, gives back what lies idle.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -8,7 +7,6 @@ use std::time::Instant;
 use super::{Next, Shared, State, Touched};
 use crate::wire::machine;
 use crate::wire::message::Extent;
-use crate::wire::numa;
 use crate::wire::shm::{self, PAGE};
 
 /// Pages are touched, and free memory is given back, in stretches of at most this many bytes.
@@ -155,32 +153,6 @@ impl Shared {
             }
             Work::Commit(start, end) => self.commit(vec![(start, end)]).is_ok(),
             Work::Release(start, end) => shm::release(&self.fd, start, end - start).is_ok(),
-        }
-    }
-
-    /// Has pages that a stretch is about to get locked, until the kernel refuses for the first time.
-    pub(super) fn lock_pages(&self, start: u64, end: u64) {
-        for at in (start..end).step_by(STRETCH as usize) {
-            if !self.may_lock.load(Ordering::Relaxed) {
-                return;
-            }
-            if !self.mapping.lock(at, STRETCH.min(end - at)) {
-                self.may_lock.store(false, Ordering::Relaxed);
-                tracing::debug!(
-                    "host memory is not locked any further: the limit of this process (ulimit -l) is reached"
-                );
-            }
-        }
-    }
-
-    /// Says so, once, where the nodes were full when the page before `end` was touched and the kernel took memory of another
-    /// one.
-    pub(super) fn look_for_strays(&self, end: u64) {
-        let Some(nodes) = self.nodes.as_ref().filter(|_| !self.has_strayed.load(Ordering::Relaxed)) else { return };
-        let last = self.mapping.address() as u64 + end - 1;
-        if let Some(node) = numa::elsewhere(last as usize, nodes) {
-            self.has_strayed.store(true, Ordering::Relaxed);
-            tracing::warn!(%nodes, node, "host memory's NUMA nodes are full: some of it lies on another node");
         }
     }
 

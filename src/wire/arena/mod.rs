@@ -24,6 +24,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::process::Resource;
+
 use super::machine;
 use super::message::Extent;
 use super::numa::{self, Numbers, Placement};
@@ -37,10 +39,8 @@ pub use view::ArenaView;
 
 /// Every block starts at a multiple of this: XLA's CPU plugin wants it for zero-copy use.
 pub const ALIGNMENT: u64 = 64;
-/// Blocks of at least this many bytes start on a page.
+/// Blocks of at least this many bytes start on a page, and go where there is memory already.
 pub const PAGE_ALIGNED_FROM: u64 = 64 << 10;
-/// For blocks of at least this many bytes memory is looked for that is committed.
-const READY_FIRST_FROM: u64 = 1 << 20;
 /// Blocks that were allocated for later are committed in multiples of this.
 const COMMITTED_AT_ONCE: u64 = 256 << 10;
 /// Of the machine's memory, so much is left to others when the arena grows.
@@ -111,8 +111,6 @@ struct Shared {
     work: Condvar,
     /// Told when less is in work.
     settled: Condvar,
-    /// Whether the kernel has locked everything that it was asked to lock.
-    may_lock: AtomicBool,
     /// Whether memory was seen on other nodes than it was to lie on.
     has_strayed: AtomicBool,
 }
@@ -205,6 +203,7 @@ impl Arena {
         let fd = shm::create("mainstay-arena", options.capacity)?;
         let mapping = Mapping::new(fd.as_fd())?;
         mapping.prefer_huge_pages();
+        lock_pages(&mapping);
         let nodes = numa::place(&mapping, &options.placement)?;
         let mut uncommitted = RangeSet::default();
         uncommitted.insert(0, options.capacity);
@@ -233,7 +232,6 @@ impl Arena {
             state: Mutex::new(state),
             work: Condvar::new(),
             settled: Condvar::new(),
-            may_lock: AtomicBool::new(true),
             has_strayed: AtomicBool::new(false),
         });
         let keeper = keeper::start(shared.clone())?;
@@ -406,7 +404,7 @@ impl Shared {
         let mut state = self.lock();
         let offset = loop {
             // Fresh memory takes longer than all that is done with it: what there is goes first.
-            let ready = if size >= READY_FIRST_FROM { state.take_ready(size) } else { None };
+            let ready = if size >= PAGE_ALIGNED_FROM { state.take_ready(size) } else { None };
             match ready.or_else(|| state.space.take(size, align)) {
                 Some(offset) => break offset,
                 // Room that is being worked on is soon free again: as soon as some megabytes are committed or given back.
@@ -441,9 +439,6 @@ impl Shared {
         let promised = state.pending;
         drop(state);
         let found = look_for(promised);
-        if found.is_ok() {
-            missing.iter().for_each(|(start, end)| self.lock_pages(*start, *end));
-        }
         let mut state = self.lock();
         match found {
             Ok(()) => Ok(state),
@@ -515,10 +510,8 @@ impl Shared {
         let stretches: Vec<_> = stretches.into_iter().filter(|(start, end)| start < end).collect();
         let promised = self.lock().pending;
         look_for(promised.saturating_add(total(&stretches)))?;
-        let committed = stretches.iter().try_for_each(|&(start, end)| {
-            self.lock_pages(start, end);
-            self.mapping.commit(&self.fd, start, end - start)
-        });
+        let committed =
+            stretches.iter().try_for_each(|(start, end)| self.mapping.commit(&self.fd, *start, end - start));
         if committed.is_err() {
             self.release(&stretches);
         }
@@ -546,6 +539,17 @@ impl Shared {
         }
         if state.untouched.total() > 0 {
             self.work.notify_one();
+        }
+    }
+
+    /// Says so, once, where the nodes were full when the page before `end` was touched and the kernel took memory of another
+    /// one.
+    fn look_for_strays(&self, end: u64) {
+        let Some(nodes) = self.nodes.as_ref().filter(|_| !self.has_strayed.load(Ordering::Relaxed)) else { return };
+        let last = self.mapping.address() as u64 + end - 1;
+        if let Some(node) = numa::elsewhere(last as usize, nodes) {
+            self.has_strayed.store(true, Ordering::Relaxed);
+            tracing::warn!(%nodes, node, "host memory's NUMA nodes are full: some of it lies on another node");
         }
     }
 
@@ -613,6 +617,22 @@ enum Touched {
 
 /// The arena's lock, which was held before; with an error, where there is no memory.
 type Grown<'a> = Result<MutexGuard<'a, State>, (MutexGuard<'a, State>, io::Error)>;
+
+/// Has the pages of a new mapping locked once they have memory: all, or as many from the start on as this process may.
+fn lock_pages(mapping: &Mapping) {
+    let all = mapping.len() as u64;
+    if mapping.lock(0, all) {
+        return;
+    }
+    let limit = rustix::process::getrlimit(Resource::Memlock).current.unwrap_or(0).min(all);
+    let locked = limit - limit % PAGE;
+    let locked = if locked > 0 && mapping.lock(0, locked) { locked } else { 0 };
+    tracing::debug!(
+        locked,
+        all,
+        "not all of the host memory is locked: the limit of this process (ulimit -l) is lower"
+    );
+}
 
 /// The kernel would rather kill a process than refuse it memory: so the arena asks first.
 fn look_for(bytes: u64) -> io::Result<()> {

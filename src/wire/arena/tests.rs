@@ -262,16 +262,36 @@ fn what_is_expected_is_ready_and_is_kept() {
 
 #[test]
 fn memory_is_locked_where_that_is_allowed() {
-    let locked = || {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
-        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()
-    };
     let arena = Arena::new(options(MIB)).unwrap();
-    let before = locked();
-    let _block = arena.allocate(MIB / 2).unwrap();
-    let is_over = |arena: &Arena| locked() > before || !arena.shared.may_lock.load(Ordering::Relaxed);
-    eventually("locked or refused", &arena, |_| is_over(&arena));
+    let other = shm::create("mainstay-test", MIB).unwrap();
+    if !Mapping::new(other.as_fd()).unwrap().lock(0, MIB) {
+        return;
+    }
+    let first = format!("{:x}-", arena.shared.mapping.address());
+    let locked = || {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let line = maps[maps.find(&first).unwrap()..].lines().find_map(|line| line.strip_prefix("Locked:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    };
+    let (now, later) = (arena.allocate(MIB / 2), arena.allocate_when(MIB / 4, Commit::Later));
+    later.as_ref().unwrap().commit(0, MIB / 4).unwrap();
+    eventually("locked", &arena, |_| locked() >= MIB / 2 + MIB / 4);
+    drop((now, later));
+}
+
+#[test]
+fn what_has_memory_is_not_committed_again() {
+    let arena = Arena::new(options(MIB)).unwrap();
+    let first = arena.allocate(PAGE - ALIGNMENT).unwrap();
+    let next = arena.allocate(ALIGNMENT).unwrap();
+    assert_eq!(next.extent().offset, PAGE - ALIGNMENT);
+    drop(first);
+    // Their page is the other block's.
+    let step = arena.shared.options.step;
+    assert_eq!(arena.shared.lock().behind(0, step), (0, vec![]));
+    assert_eq!(arena.shared.lock().behind(ALIGNMENT, step), (PAGE - 2 * ALIGNMENT, vec![]));
+    let (free, lacking) = arena.shared.lock().behind(PAGE, MIB);
+    assert_eq!((free, lacking), (MIB - PAGE, vec![(step, MIB)]));
 }
 
 #[test]

@@ -265,7 +265,7 @@ pub enum Command {
         /// The question.
         query: Query,
     },
-    /// The arena's bytes up to `len` are committed now; touch them ahead of use.
+    /// Some of the arena is committed now: make it present ahead of use.
     Populate {
         /// The newly committed stretch.
         extent: Extent,

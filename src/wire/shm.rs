@@ -175,7 +175,7 @@ impl Mapping {
         }
     }
 
-    /// Makes the pages of a stretch present in this process now, rather than at the first access of each.
+    /// Makes the pages of a stretch that has memory present in this process now, rather than at the first access of each.
     /// Keeps their contents. Does nothing on kernels before 5.14, or where the stretch isn't inside.
     pub fn populate(&self, offset: u64, len: u64) {
         // As if to read: the kernel maps pages that exist by the dozen then, and to be written to just as well. A refusal

@@ -204,7 +204,8 @@ impl Heap {
         let share = (len / threads).next_multiple_of(PAGE);
         let touch = |number: u64| {
             let (start, end) = (number * share, len.min((number + 1) * share));
-            self.mapping.populate(offset + start, end.saturating_sub(start));
+            // What is refused now may be there when it is used.
+            let _ = self.mapping.commit_touched(&self.fd, offset + start, end.saturating_sub(start));
         };
         std::thread::scope(|scope| {
             for number in 1..threads {

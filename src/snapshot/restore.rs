@@ -17,7 +17,7 @@ use crate::wire::message::Dims;
 /// A job puts together about so many bytes, or fewer where that would leave other helpers without.
 const SLAB: u64 = 4 << 20;
 const SMALLEST_SLAB: u64 = 256 << 10;
-/// Values of fewer bytes are left to the worker, which many of them keep as busy as helpers would be.
+/// Values of fewer bytes are left to the worker: helpers bring them there no sooner.
 const LARGE: u64 = 64 << 10;
 
 /// Where a part of an array begins that is to be restored, and the values that the array is made of: they stay, though the

@@ -3,6 +3,9 @@
 One process for each plugin (and set of packages) holds the same arrays; every method is measured in turn, round by
 round, so that what else the machine does falls on all. Arrays of a GiB and more, which would not fit beside each other
 with all that the methods keep, are held by one process after the other, and methods follow one another.
+
+All of that is done with new processes several times: which memory the kernel gives a process makes its copies faster or
+slower, by a third here, for as long as it lives.
 """
 
 import math
@@ -24,6 +27,8 @@ MIB, GIB = 1 << 20, 1 << 30
 SIZES = [MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB, 4 * GIB]
 # How often a large array is there while it is measured: on the device, in two snapshots, and restored.
 COPIES = 4
+# So many sets of processes share the rounds.
+GENERATIONS = 3
 
 # Column, process, method.
 TO_HOST = [
@@ -72,41 +77,47 @@ def available() -> int:
 Seconds = dict[tuple[str, str], float]
 
 
-def measure(
-    servers: dict[str, Measuring], methods: dict[str, list[str]], subject: str, rounds: int
-) -> tuple[int, Seconds]:
-    """The bytes of a subject, and the median seconds of each of the servers' methods, which are measured in turn."""
-    taken: dict[tuple[str, str], list[float | None]] = {}
-    for server in servers.values():
-        size = server.ask("hold", subject)
-    for _ in range(rounds):
-        for name, server in servers.items():
+class Measured:
+    """The bytes of a subject, and how long processes' methods took."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.size = 0
+        self.taken: dict[tuple[str, str], list[float]] = {}
+
+    def measure(self, servers: dict[str, Measuring], methods: dict[str, list[str]], subject: str, rounds: int) -> None:
+        """Measures each of the servers' methods, in turn."""
+        for server in servers.values():
+            self.size = server.ask("hold", subject)
+        for _ in range(rounds):
+            for name, server in servers.items():
+                for method in methods[name]:
+                    self._add(name, method, server)
+        for server in servers.values():
+            server.ask("drop")
+
+    def measure_alone(
+        self, environments: dict[str, dict[str, str]], methods: dict[str, list[str]], subject: str, rounds: int
+    ) -> None:
+        """The same for what is too large to be there several times: one process after the other, method by method."""
+        for name, env in environments.items():
+            server = Measuring(SERVER, env)
+            self.size = server.ask("hold", subject)
             for method in methods[name]:
-                taken.setdefault((name, method), []).append(server.ask("measure", method))
-    for server in servers.values():
-        server.ask("drop")
-    return size, medians(taken)
+                for _ in range(rounds):
+                    self._add(name, method, server)
+                server.ask("forget")
+            server.close()
 
+    def _add(self, name: str, method: str, server: Measuring) -> None:
+        seconds = server.ask("measure", method)
+        # A method that can't have a subject has no figure.
+        if seconds is not None:
+            self.taken.setdefault((name, method), []).append(seconds)
 
-def measure_alone(
-    environments: dict[str, dict[str, str]], methods: dict[str, list[str]], subject: str, rounds: int
-) -> tuple[int, Seconds]:
-    """The same for what is too large to be there several times: one process after the other, method by method."""
-    taken: dict[tuple[str, str], list[float | None]] = {}
-    for name, env in environments.items():
-        server = Measuring(SERVER, env)
-        size = server.ask("hold", subject)
-        for method in methods[name]:
-            taken[name, method] = [server.ask("measure", method) for _ in range(rounds)]
-            server.ask("forget")
-        server.close()
-    return size, medians(taken)
-
-
-def medians(taken: dict[tuple[str, str], list[float | None]]) -> Seconds:
-    """Of what was measured; a method that can't have a subject has no figure."""
-    times = {key: [one for one in all_of_it if one is not None] for key, all_of_it in taken.items()}
-    return {key: statistics.median(some) for key, some in times.items() if some}
+    def medians(self) -> Seconds:
+        """Of what was measured."""
+        return {key: statistics.median(seconds) for key, seconds in self.taken.items()}
 
 
 def size_name(size: int) -> str:
@@ -194,22 +205,30 @@ def run_one(
     }
     # Often: one call is short, and what was done before it tells.
     with_calls = methods | {"ours": [one for method in methods["ours"] for one in (method, "call")]}
-    servers = {name: Measuring(SERVER, env) for name, env in environments.items()}
     fitting = [size for size in sizes if size <= largest]
-    subjects = [str(size) for size in fitting if size < GIB]
-    measured = {subject: measure(servers, methods, subject, rounds) for subject in subjects}
-    measured |= {subject: measure(servers, with_calls, subject, rounds) for subject in ("small", "state")}
-    stalls = [stall_of(servers["ours"], 4 * rounds, with_free_core) for with_free_core in (False, True)]
-    for server in servers.values():
-        server.close()
-    for large in (size for size in fitting if size >= GIB):
-        if COPIES * large > available():
-            print(f"bench: no room to measure {size_name(large)}", file=sys.stderr)
-            continue
-        measured[str(large)] = measure_alone(environments, methods, str(large), min(rounds, 3))
-    sized = [measured[str(size)] for size in fitting if str(size) in measured]
-    small, state = measured["small"], measured["state"]
-    named = [("1,000 arrays of 1 KiB", small[1]), (f"training state, {size_name(state[0])}", state[1])]
+    small, state = Measured(), Measured()
+    measured = {size: Measured() for size in fitting}
+    stalls = []
+    for generation in range(GENERATIONS):
+        servers = {name: Measuring(SERVER, env) for name, env in environments.items()}
+        for size in (size for size in fitting if size < GIB):
+            measured[size].measure(servers, methods, str(size), math.ceil(rounds / GENERATIONS))
+        for subject, one in (("small", small), ("state", state)):
+            one.measure(servers, with_calls, subject, math.ceil(rounds / GENERATIONS))
+        if generation == 0:
+            stalls = [stall_of(servers["ours"], 4 * rounds, with_free_core) for with_free_core in (False, True)]
+        for server in servers.values():
+            server.close()
+        for size in (size for size in fitting if size >= GIB):
+            if COPIES * size > available():
+                print(f"bench: no room to measure {size_name(size)}", file=sys.stderr)
+                continue
+            measured[size].measure_alone(environments, methods, str(size), math.ceil(rounds / GENERATIONS / 2))
+    sized = [(size, one.medians()) for size, one in measured.items() if one.taken]
+    named = [
+        ("1,000 arrays of 1 KiB", small.medians()),
+        (f"training state, {size_name(state.size)}", state.medians()),
+    ]
     rows = [(size_name(size), seconds) for size, seconds in sized] + named
     print_table(f"To the host, {where}", tables[0], rows)
     print_table(f"To the device, {where}", tables[1], rows)

@@ -4,7 +4,7 @@ One process for each plugin (and set of packages) holds the same arrays; every m
 round, so that what else the machine does falls on all. Arrays of a GiB and more, which would not fit beside each other
 with all that the methods keep, are held by one process after the other, and methods follow one another.
 
-All of that is done with new processes several times: which memory the kernel gives a process makes its copies faster or
+Tables are measured with new processes several times: which memory the kernel gives a process makes its copies faster or
 slower, by a third here, for as long as it lives.
 """
 
@@ -86,13 +86,13 @@ class Measured:
         self.taken: dict[tuple[str, str], list[float]] = {}
 
     def measure(self, servers: dict[str, Measuring], methods: dict[str, list[str]], subject: str, rounds: int) -> None:
-        """Measures each of the servers' methods, in turn."""
+        """Measures each of the servers' methods, in turn; a first round is not counted."""
         for server in servers.values():
             self.size = server.ask("hold", subject)
-        for _ in range(rounds):
+        for number in range(rounds + 1):
             for name, server in servers.items():
                 for method in methods[name]:
-                    self._add(name, method, server)
+                    self._measure(name, method, server, counts=number > 0)
         for server in servers.values():
             server.ask("drop")
 
@@ -104,15 +104,15 @@ class Measured:
             server = Measuring(SERVER, env)
             self.size = server.ask("hold", subject)
             for method in methods[name]:
-                for _ in range(rounds):
-                    self._add(name, method, server)
+                for number in range(rounds + 1):
+                    self._measure(name, method, server, counts=number > 0)
                 server.ask("forget")
             server.close()
 
-    def _add(self, name: str, method: str, server: Measuring) -> None:
+    def _measure(self, name: str, method: str, server: Measuring, *, counts: bool) -> None:
         seconds = server.ask("measure", method)
         # A method that can't have a subject has no figure.
-        if seconds is not None:
+        if counts and seconds is not None:
             self.taken.setdefault((name, method), []).append(seconds)
 
     def medians(self) -> Seconds:

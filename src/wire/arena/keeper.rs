@@ -151,7 +151,7 @@ impl Shared {
                 self.look_for_strays(extent.offset + extent.len);
                 true
             }
-            Work::Commit(start, end) => self.commit(vec![(start, end)]).is_ok(),
+            Work::Commit(start, end) => self.commit(vec![(start, end)], (start, end)).is_ok(),
             Work::Release(start, end) => shm::release(&self.fd, start, end - start).is_ok(),
         }
     }

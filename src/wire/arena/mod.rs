@@ -24,8 +24,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::Resource;
-
 use super::machine;
 use super::message::Extent;
 use super::numa::{self, Numbers, Placement};
@@ -417,7 +415,11 @@ impl Shared {
         // A page of a smaller one may be another's as well.
         let is_fresh = commit == Commit::Later && len >= PAGE_ALIGNED_FROM && !missing.is_empty();
         if !missing.is_empty() {
-            let grown = if is_fresh { self.promise(state, &missing) } else { self.grow(state, missing, offset + size) };
+            let grown = if is_fresh {
+                self.promise(state, &missing)
+            } else {
+                self.grow(state, missing, (offset, offset + size))
+            };
             state = grown.map_err(|(mut state, error)| {
                 state.space.give(offset, size);
                 self.refused(&state, len, &error)
@@ -474,9 +476,13 @@ impl Shared {
         Ok(state.uncommitted.within(stretch.offset, stretch.offset + reserved(stretch.len)).is_empty())
     }
 
-    /// Commits the `missing` parts of a stretch that the caller has taken and that ends at `end`, and what lies free
-    /// behind it up to the next step.
-    fn grow<'a>(&'a self, mut state: MutexGuard<'a, State>, mut missing: Vec<(u64, u64)>, end: u64) -> Grown<'a> {
+    /// Commits the `missing` parts of a stretch that the caller has taken, and what lies free behind it up to the next step.
+    fn grow<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        mut missing: Vec<(u64, u64)>,
+        (start, end): (u64, u64),
+    ) -> Grown<'a> {
         let (beyond, lacking) = state.behind(end, self.options.step);
         if beyond > 0 {
             state.space.take_at(end, beyond);
@@ -485,9 +491,9 @@ impl Shared {
         drop(state);
         let needed = missing.clone();
         missing.extend(lacking);
-        let committed = match self.commit(missing) {
+        let committed = match self.commit(missing, (start, end + beyond)) {
             // The rest of the step was a wish only.
-            Err(_) if beyond > 0 => self.commit(needed),
+            Err(_) if beyond > 0 => self.commit(needed, (start, end)),
             result => result,
         };
         let mut state = self.lock();
@@ -505,15 +511,19 @@ impl Shared {
         }
     }
 
-    /// Gives stretches memory, which the caller has taken from the free space. Not under the lock: it takes long.
-    fn commit(&self, stretches: Vec<(u64, u64)>) -> io::Result<Vec<(u64, u64)>> {
+    /// Gives stretches memory, all pages of what the caller `holds`: has taken from the free space. Not under the lock: it
+    /// takes long.
+    fn commit(&self, stretches: Vec<(u64, u64)>, holds: (u64, u64)) -> io::Result<Vec<(u64, u64)>> {
         let stretches: Vec<_> = stretches.into_iter().filter(|(start, end)| start < end).collect();
         let promised = self.lock().pending;
         look_for(promised.saturating_add(total(&stretches)))?;
         let committed =
             stretches.iter().try_for_each(|(start, end)| self.mapping.commit(&self.fd, *start, end - start));
         if committed.is_err() {
-            self.release(&stretches);
+            // But for pages that are another's as well, who may have committed them meanwhile.
+            let (first, last) = (holds.0.next_multiple_of(PAGE), holds.1 - holds.1 % PAGE);
+            let own = stretches.iter().map(|(start, end)| ((*start).max(first), (*end).min(last)));
+            self.release(&own.filter(|(start, end)| start < end).collect::<Vec<_>>());
         }
         committed.map(|()| stretches)
     }
@@ -618,20 +628,17 @@ enum Touched {
 /// The arena's lock, which was held before; with an error, where there is no memory.
 type Grown<'a> = Result<MutexGuard<'a, State>, (MutexGuard<'a, State>, io::Error)>;
 
-/// Has the pages of a new mapping locked once they have memory: all, or as many from the start on as this process may.
+/// Has the pages of a new mapping locked once they have memory: all, or from the start on at least half of what this process
+/// may.
 fn lock_pages(mapping: &Mapping) {
     let all = mapping.len() as u64;
-    if mapping.lock(0, all) {
-        return;
+    let mut locked = all;
+    while locked > 0 && !mapping.lock(0, locked) {
+        locked = locked / 2 / PAGE * PAGE;
     }
-    let limit = rustix::process::getrlimit(Resource::Memlock).current.unwrap_or(0).min(all);
-    let locked = limit - limit % PAGE;
-    let locked = if locked > 0 && mapping.lock(0, locked) { locked } else { 0 };
-    tracing::debug!(
-        locked,
-        all,
-        "not all of the host memory is locked: the limit of this process (ulimit -l) is lower"
-    );
+    if locked < all {
+        tracing::debug!(locked, all, "not all of the host memory is locked: this process may not (ulimit -l)");
+    }
 }
 
 /// The kernel would rather kill a process than refuse it memory: so the arena asks first.

@@ -1,5 +1,6 @@
 //! The threads that copy values, compute checksums and put arrays together: few, shared by all stores, started at first need.
-//! Jobs take turns, so that a small restore does not wait for a large snapshot.
+//! Jobs are done in their order, but for those that let others go first between their steps: nobody waits for a snapshot as
+//! for a restore.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,6 +12,7 @@ use crate::wire::machine;
 /// More threads than this gain nothing: the memory is busy.
 const MOST: usize = 4;
 
+/// Does a step; whether there is more to do.
 type Job = Box<dyn FnMut() -> bool + Send>;
 
 /// Jobs that wait for their turn.
@@ -23,9 +25,20 @@ struct Queue {
 /// None where no thread is to be had.
 static QUEUE: OnceLock<Option<Arc<Queue>>> = OnceLock::new();
 
-/// Runs a job soon on one of the threads; here, if there are none to be had. It is called again and again, and others in
-/// between, until it says that there is no more to do.
-pub fn run(mut job: impl FnMut() -> bool + Send + 'static) {
+/// Runs a job soon on one of the threads; here, if there are none to be had.
+pub fn run(job: impl FnOnce() + Send + 'static) {
+    let mut job = Some(job);
+    run_stepwise(move || {
+        if let Some(job) = job.take() {
+            job();
+        }
+        false
+    });
+}
+
+/// The same for a job of several steps, which does one each time that it is called and says whether there is more to do. Others
+/// that wait come first, each time.
+pub fn run_stepwise(mut job: impl FnMut() -> bool + Send + 'static) {
     match QUEUE.get_or_init(start) {
         Some(queue) => {
             lock(&queue.jobs).push_back(Box::new(job));
@@ -56,8 +69,7 @@ fn work(queue: &Queue) {
     loop {
         let mut job = queue.next(unfinished);
         // A panic is a bug that its thread has reported already; the thread is still good for other jobs.
-        let has_more = catch_unwind(AssertUnwindSafe(&mut job)).unwrap_or(false);
-        unfinished = has_more.then_some(job);
+        unfinished = catch_unwind(AssertUnwindSafe(move || job().then_some(job))).unwrap_or(None);
     }
 }
 
@@ -88,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_take_turns() {
+    fn steps_of_jobs_take_turns() {
         let (queue, ran) = (Queue::default(), Arc::new(Mutex::new(Vec::new())));
         let job = |name, steps: usize| -> Job {
             let (ran, mut left) = (ran.clone(), steps);

@@ -4,7 +4,7 @@
 use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -38,14 +38,10 @@ pub fn begin(snapshot: &Arc<Snapshot>, items: Vec<Item>, room: Room) {
     let room = Arc::new(room);
     let copying: Vec<_> =
         by_moment(items).into_iter().map(|(ready, items)| Copying::new(ready, items, room.clone())).collect();
-    snapshot.set_copying(copying.iter().map(Arc::downgrade).collect());
-    if !snapshot.is_copying() {
-        // Whoever ended it may not have known of these.
-        copying.iter().for_each(|copying| copying.give_up());
-    }
+    snapshot.keep_copying(&copying);
     for copying in copying {
-        let (snapshot, ready) = (snapshot.clone(), copying.ready.clone());
-        ready.on_done(move |_| copying.lead(snapshot));
+        let (snapshot, weak) = (snapshot.clone(), Arc::downgrade(&copying));
+        copying.ready.on_done(move |_| Copying::lead(weak, snapshot));
     }
 }
 
@@ -74,12 +70,12 @@ fn by_moment(items: Vec<Item>) -> Vec<(Arc<Event>, Vec<Item>)> {
     groups.into_iter().map(|(ready, _, items)| (ready, items)).collect()
 }
 
-/// Values that come together and are copied by whoever has the time: helpers, and threads that wait for the snapshot. Lives
-/// as long as somebody has a hand in it; the values stay as they are until then.
+/// Values that come together and are copied by whoever has the time: helpers, and threads that wait for the snapshot. They
+/// stay as they are until the snapshot lets go of this.
 pub struct Copying {
     /// Set once the values are there, or an error for good.
     ready: Arc<Event>,
-    /// Taken by whoever comes first, or given up.
+    /// Taken by whoever comes first.
     items: Mutex<Option<(Vec<Item>, Arc<Room>)>>,
     group: OnceLock<Group>,
 }
@@ -89,15 +85,18 @@ impl Copying {
         Arc::new(Self { ready, items: Mutex::new(Some((items, room))), group: OnceLock::new() })
     }
 
-    /// Has helpers copy the values, which are there: the first one sees how many it is worth having.
-    fn lead(self: Arc<Self>, snapshot: Arc<Snapshot>) {
+    /// Has helpers copy the values, which are there, while the snapshot wants them: the first one sees how many it is worth
+    /// having.
+    fn lead(copying: Weak<Self>, snapshot: Arc<Snapshot>) {
         let mut is_first = true;
-        helpers::run(move || {
-            let group = self.group(&snapshot);
+        helpers::run_stepwise(move || {
+            let Some(this) = copying.upgrade() else { return false };
+            let group = this.group(&snapshot);
             if std::mem::take(&mut is_first) {
                 for _ in 1..group.helpers {
-                    let (copying, snapshot) = (self.clone(), snapshot.clone());
-                    helpers::run(move || copying.group(&snapshot).step(&snapshot));
+                    let (copying, snapshot) = (copying.clone(), snapshot.clone());
+                    let step = move |this: Arc<Self>| this.group(&snapshot).step(&snapshot);
+                    helpers::run_stepwise(move || copying.upgrade().is_some_and(&step));
                 }
             }
             group.step(&snapshot)
@@ -118,12 +117,6 @@ impl Copying {
             let items = lock(&self.items).take();
             Group::new(items.map_or_else(Vec::new, |(items, room)| sources(snapshot, items, &room)))
         })
-    }
-
-    /// Lets go of values that nobody has begun to copy, and of the memory that was meant for them.
-    pub fn give_up(&self) {
-        let items = lock(&self.items).take();
-        drop(items);
     }
 }
 

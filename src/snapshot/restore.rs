@@ -156,21 +156,21 @@ impl Assembly {
         });
         for _ in 0..jobs {
             let assembly = assembly.clone();
-            helpers::run(move || assembly.step());
+            helpers::run(move || assembly.work());
         }
         buffer
     }
 
-    /// Copies a slab; whether there is another.
-    fn step(&self) -> bool {
-        let Some(slab) = self.slabs.get(self.next.fetch_add(1, Ordering::Relaxed)) else { return false };
-        if let Err(cause) = self.fill(slab) {
-            // The first counts.
-            let _ = self.failed.set(cause);
-            return false;
+    /// Copies slabs until there are none left.
+    fn work(&self) {
+        while let Some(slab) = self.slabs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(cause) = self.fill(slab) {
+                // The first counts.
+                let _ = self.failed.set(cause);
+                return;
+            }
+            self.filled.fetch_add(1, Ordering::Relaxed);
         }
-        self.filled.fetch_add(1, Ordering::Relaxed);
-        self.next.load(Ordering::Relaxed) < self.slabs.len()
     }
 
     fn fill(&self, slab: &Region) -> Result<(), Status> {

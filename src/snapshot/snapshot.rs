@@ -1,7 +1,7 @@
 //! One snapshot: what it holds, how far it is, and its values once it is whole.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use smallvec::SmallVec;
@@ -74,14 +74,14 @@ pub struct Snapshot {
     state: Mutex<State>,
     changed: Condvar,
     store: Weak<Store>,
-    /// What is being copied by this process, for whoever waits to have a hand in.
-    copying: OnceLock<Vec<Weak<Copying>>>,
 }
 
 struct State {
     phase: Phase,
     /// In the order of the shards, once the first of them are there; emptied when the snapshot fails or is dropped.
     values: Vec<Option<Value>>,
+    /// What is being copied by this process: let go of with the end of it, whoever was about to have a hand in.
+    copying: Vec<Arc<Copying>>,
 }
 
 /// Numbers for snapshots.
@@ -111,10 +111,9 @@ impl Snapshot {
             done: AtomicU64::new(0),
             missing: AtomicUsize::new(contents.shards.len()),
             contents,
-            state: Mutex::new(State { phase: Phase::Copying, values: Vec::new() }),
+            state: Mutex::new(State { phase: Phase::Copying, values: Vec::new(), copying: Vec::new() }),
             changed: Condvar::new(),
             store: Arc::downgrade(store),
-            copying: OnceLock::new(),
         })
     }
 
@@ -141,9 +140,9 @@ impl Snapshot {
     /// what is ready to be copied, which is sooner done than having a helper woken.
     pub fn wait(self: &Arc<Self>, patience: Duration) -> Phase {
         let until = Instant::now().checked_add(patience);
-        for copying in self.copying() {
-            copying.help(self, until);
-        }
+        let copying = self.lock().copying.clone();
+        copying.iter().for_each(|copying| copying.help(self, until));
+        drop(copying);
         let mut state = self.lock();
         while state.phase == Phase::Copying {
             let left = until.map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(Instant::now()));
@@ -216,14 +215,12 @@ impl Snapshot {
         })
     }
 
-    /// What is still copying values for it.
-    fn copying(&self) -> impl Iterator<Item = Arc<Copying>> {
-        self.copying.get().into_iter().flatten().filter_map(Weak::upgrade)
-    }
-
-    /// Notes what copies values for it.
-    pub(super) fn set_copying(&self, copying: Vec<Weak<Copying>>) {
-        let _ = self.copying.set(copying);
+    /// Keeps what copies values for it, unless it has ended.
+    pub(super) fn keep_copying(&self, copying: &[Arc<Copying>]) {
+        let mut state = self.lock();
+        if state.phase == Phase::Copying {
+            state.copying = copying.to_vec();
+        }
     }
 
     /// Notes bytes that came.
@@ -245,9 +242,8 @@ impl Snapshot {
         helpers::run(move || {
             if snapshot.is_copying() {
                 let checksums = Some(checksums(&block));
-                snapshot.settle(vec![(shard, Value { block: block.clone(), checksums })]);
+                snapshot.settle(vec![(shard, Value { block, checksums })]);
             }
-            false
         });
     }
 
@@ -280,11 +276,15 @@ impl Snapshot {
     /// Makes it whole, unless it was given up meanwhile; whether it is.
     pub(super) fn make_whole(&self) -> bool {
         let mut state = self.lock();
+        let copied = std::mem::take(&mut state.copying);
         if state.phase == Phase::Copying {
             state.phase = Phase::Whole;
             self.changed.notify_all();
         }
-        state.phase == Phase::Whole
+        let is_whole = state.phase == Phase::Whole;
+        drop(state);
+        drop(copied);
+        is_whole
     }
 
     /// Gives it up: the first cause counts.
@@ -314,9 +314,9 @@ impl Snapshot {
         }
         state.phase = phase;
         self.changed.notify_all();
-        let values = std::mem::take(&mut state.values);
+        let (values, copying) = (std::mem::take(&mut state.values), std::mem::take(&mut state.copying));
         drop(state);
-        self.copying().for_each(|copying| copying.give_up());
+        drop(copying);
         values
     }
 

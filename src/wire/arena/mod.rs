@@ -24,6 +24,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::process::Resource;
+
 use super::machine;
 use super::message::Extent;
 use super::numa::{self, Numbers, Placement};
@@ -126,8 +128,8 @@ struct State {
     expected: u64,
     /// Bytes that stores may come to hold, whether or not they do.
     claimed: u64,
-    /// Bytes of blocks that were [allocated for devices](Arena::allocate_for_device).
-    on_devices: u64,
+    /// Bytes of what is [claimed](Arena::claim) that are held.
+    claimed_used: u64,
     /// Bytes beyond the usual slack that are not given back, for whoever asks for as much again and again.
     lenience: u64,
     /// Of what blocks hold, so many bytes have no memory yet.
@@ -212,7 +214,7 @@ impl Arena {
             in_work: 0,
             expected: 0,
             claimed: 0,
-            on_devices: 0,
+            claimed_used: 0,
             lenience: 0,
             pending: 0,
             looked: None,
@@ -254,13 +256,9 @@ impl Arena {
     /// # Errors
     /// As [`Arena::allocate`]. That the machine has no more memory may show later, too.
     pub fn allocate_when(self: &Arc<Self>, len: u64, commit: Commit) -> Result<Block, Status> {
-        self.allocate_as(len, Use::Host, commit)
-    }
-
-    fn allocate_as(self: &Arc<Self>, len: u64, purpose: Use, commit: Commit) -> Result<Block, Status> {
         let none = Extent { offset: 0, len: 0 };
         let (extent, is_fresh) = if len == 0 { (none, false) } else { self.shared.allocate(len, 1, commit)? };
-        Ok(self.block(extent, purpose, is_fresh))
+        Ok(self.block(extent, Use::Other, is_fresh))
     }
 
     /// The stretch as a block.
@@ -270,8 +268,8 @@ impl Arena {
         Block { stretch: Arc::new(stretch), offset, len, start }
     }
 
-    /// Allocates blocks of so many bytes each, one behind the other, so that what is allocated and freed together leaves no
-    /// small holes. Each is freed by itself. All are large enough to begin on a page.
+    /// Allocates blocks of so many bytes each of what the caller has [claimed](Arena::claim), one behind the other, so that
+    /// what is allocated and freed together leaves no small holes. Each is freed by itself. All are large enough to begin on a page.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, also where there is room but not in one stretch.
@@ -283,9 +281,10 @@ impl Arena {
             return Ok(Vec::new());
         }
         let (Extent { mut offset, .. }, is_fresh) = self.shared.allocate(total, lens.len() as u64, commit)?;
+        self.shared.lock().claimed_used += lens.iter().sum::<u64>();
         let mut blocks = Vec::with_capacity(lens.len());
         for &len in lens {
-            blocks.push(self.block(Extent { offset, len }, Use::Host, is_fresh));
+            blocks.push(self.block(Extent { offset, len }, Use::Claimed, is_fresh));
             offset += reserved(len);
         }
         Ok(blocks)
@@ -295,19 +294,12 @@ impl Arena {
     /// for long; `None` where that would leave others short: what is [claimed](Arena::claim), and a fourth of the budget.
     pub fn allocate_for_device(self: &Arc<Self>, len: u64) -> Option<Block> {
         let capacity = self.shared.options.capacity;
-        {
-            let mut state = self.shared.lock();
-            let then = state.used(capacity).max(state.on_devices.saturating_add(state.claimed)).saturating_add(len);
-            if then > capacity - capacity / 4 {
-                return None;
-            }
-            state.on_devices += len;
-        }
-        let block = self.allocate_as(len, Use::Device, Commit::Later);
-        if block.is_err() {
-            self.shared.lock().on_devices -= len;
-        }
-        block.ok()
+        let then = {
+            let state = self.shared.lock();
+            let others = state.used(capacity).saturating_sub(state.claimed_used);
+            others.saturating_add(state.claimed.max(state.claimed_used)).saturating_add(len)
+        };
+        if then > capacity - capacity / 4 { None } else { self.allocate_when(len, Commit::Later).ok() }
     }
 
     /// Says that so many bytes may come to be held at a time, by whoever has the result.
@@ -574,7 +566,7 @@ impl Shared {
             state.pending -= total(&missing);
             state.space.give(start, len);
             state.blocks -= 1;
-            state.on_devices -= if stretch.purpose == Use::Device { stretch.len } else { 0 };
+            state.claimed_used -= if stretch.purpose == Use::Claimed { stretch.len } else { 0 };
         });
     }
 
@@ -628,17 +620,16 @@ enum Touched {
 /// The arena's lock, which was held before; with an error, where there is no memory.
 type Grown<'a> = Result<MutexGuard<'a, State>, (MutexGuard<'a, State>, io::Error)>;
 
-/// Has the pages of a new mapping locked once they have memory: all, or from the start on at least half of what this process
-/// may.
+/// Has the pages of a new mapping locked once they have memory: all, or else from the start on as many as half of what this
+/// process may lock, which leaves it the other half.
 fn lock_pages(mapping: &Mapping) {
     let all = mapping.len() as u64;
-    let mut locked = all;
-    while locked > 0 && !mapping.lock(0, locked) {
-        locked = locked / 2 / PAGE * PAGE;
+    if mapping.lock(0, all) {
+        return;
     }
-    if locked < all {
-        tracing::debug!(locked, all, "not all of the host memory is locked: this process may not (ulimit -l)");
-    }
+    let half = (rustix::process::getrlimit(Resource::Memlock).current.unwrap_or(0) / 2).min(all) / PAGE * PAGE;
+    let locked = if half > 0 && mapping.lock(0, half) { half } else { 0 };
+    tracing::debug!(locked, all, "not all of the host memory is locked: this process may not (ulimit -l)");
 }
 
 /// The kernel would rather kill a process than refuse it memory: so the arena asks first.
@@ -720,9 +711,9 @@ pub enum Commit {
 /// What a stretch is allocated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    Host,
-    /// See [`Arena::allocate_for_device`].
-    Device,
+    /// What is [claimed](Arena::claim).
+    Claimed,
+    Other,
 }
 
 /// A stretch of the arena, which is free again when this is dropped.

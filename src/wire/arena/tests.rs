@@ -400,6 +400,11 @@ fn devices_get_what_nobody_will_miss() {
     let used = arena.allocate(40 * PAGE).unwrap();
     assert!(arena.allocate_for_device(9 * PAGE).is_none());
     drop(used);
+    // What is held of a claim counts as that.
+    let (claim, row) = (arena.claim(32 * PAGE), arena.allocate_row(&[16 * PAGE], Commit::Now).unwrap());
+    let (others, more) = (arena.allocate(8 * PAGE).unwrap(), arena.allocate_for_device(8 * PAGE));
+    assert!(more.is_some() && arena.allocate_for_device(PAGE).is_none());
+    drop((claim, row, others, more));
     let everything = (arena.claim(u64::MAX), arena.claim(u64::MAX));
     assert!(arena.allocate_for_device(1).is_none());
     drop(everything);

@@ -199,6 +199,8 @@ impl Store {
 
     /// Gives a snapshot up, whole or not, and frees its memory.
     pub fn drop_snapshot(&self, snapshot: &Arc<Snapshot>) {
+        // Else it might become whole in between, and take another's place.
+        let _committing = self.committing();
         self.ring().retain(|other| !Arc::ptr_eq(other, snapshot));
         snapshot.release();
     }

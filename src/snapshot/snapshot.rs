@@ -276,15 +276,17 @@ impl Snapshot {
     /// Makes it whole, unless it was given up meanwhile; whether it is.
     pub(super) fn make_whole(&self) -> bool {
         let mut state = self.lock();
-        let copied = std::mem::take(&mut state.copying);
         if state.phase == Phase::Copying {
             state.phase = Phase::Whole;
             self.changed.notify_all();
         }
-        let is_whole = state.phase == Phase::Whole;
-        drop(state);
+        state.phase == Phase::Whole
+    }
+
+    /// Lets go of what was copied for it.
+    pub(super) fn forget_copying(&self) {
+        let copied = std::mem::take(&mut self.lock().copying);
         drop(copied);
-        is_whole
     }
 
     /// Gives it up: the first cause counts.

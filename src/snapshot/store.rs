@@ -175,6 +175,7 @@ impl Store {
         };
         // Freed here, without the ring's lock.
         drop(outdated);
+        snapshot.forget_copying();
         self.expect_another(snapshot, is_first);
     }
 

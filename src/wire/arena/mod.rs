@@ -269,7 +269,8 @@ impl Arena {
     }
 
     /// Allocates blocks of so many bytes each of what the caller has [claimed](Arena::claim), one behind the other, so that
-    /// what is allocated and freed together leaves no small holes. Each is freed by itself. All are large enough to begin on a page.
+    /// what is allocated and freed together leaves no small holes. Each is freed by itself. All are large enough to begin
+    /// on a page.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED, also where there is room but not in one stretch.

@@ -65,8 +65,8 @@ struct State {
     /// Free memory of large blocks that were freed.
     resting: RangeSet,
     idle: Idle,
-    /// So many bytes may rest, as was found then.
-    allowed: u64,
+    /// Whether others would find enough memory, and when that was looked up.
+    has_plenty: bool,
     looked_up: Option<Instant>,
     /// Somebody gives back what has rested.
     is_kept: bool,
@@ -163,7 +163,7 @@ impl Heap {
             blocks: HashMap::default(),
             resting: RangeSet::default(),
             idle: Idle::new(REST),
-            allowed: 0,
+            has_plenty: false,
             looked_up: None,
             is_kept: false,
             is_needed: false,
@@ -227,12 +227,12 @@ impl Heap {
         if state.is_kept && state.resting.total() + len > self.slack && state.must_look_up() {
             // Nobody else knows of the block now.
             drop(state);
-            let memory = machine::memory();
+            let has_plenty = machine::memory().is_some_and(|memory| !memory.is_short());
             state = lock(&self.state);
-            state.allow(memory);
+            (state.has_plenty, state.looked_up) = (has_plenty, Some(Instant::now()));
         }
         let before = state.resting.total();
-        if before + len <= self.slack || state.is_kept && before + len <= state.allowed {
+        if before + len <= self.slack || state.is_kept && state.has_plenty {
             state.space.give(offset, len);
             state.resting.insert(offset, offset + len);
             if before <= self.slack && before + len > self.slack {
@@ -322,12 +322,6 @@ impl State {
     fn must_look_up(&self) -> bool {
         self.looked_up.is_none_or(|then| then.elapsed() >= LOOK_UP)
     }
-
-    /// Allows so many bytes to rest that others find a part of the machine's memory free.
-    fn allow(&mut self, memory: Option<machine::Memory>) {
-        self.allowed = memory.map_or(0, |memory| memory.spare()) + self.resting.total();
-        self.looked_up = Some(Instant::now());
-    }
 }
 
 #[cfg(test)]
@@ -414,8 +408,8 @@ mod tests {
         let heap: &'static Heap = Box::leak(Box::new(heap(0)));
         std::thread::spawn(|| heap.keep());
         for is_needed in [true, false] {
-            heap.free(block(heap, 8 * MIB, 1));
-            let begin = Instant::now();
+            let (block, begin) = (block(heap, 8 * MIB, 1), Instant::now());
+            heap.free(block);
             if is_needed {
                 heap.need();
             }

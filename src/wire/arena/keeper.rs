@@ -1,22 +1,20 @@
-//! The arena's thread: commits memory ahead of use, touches new pages, gives back what lies idle.
+//! The arena's thread: commits memory ahead of use, gives back what lies idle.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::{Next, Shared, State, Touched};
+use super::{Next, Shared, State};
 use crate::wire::machine;
-use crate::wire::message::Extent;
 use crate::wire::shm::{self, PAGE};
 
-/// Pages are touched, and free memory is given back, in stretches of at most this many bytes.
+/// Free memory is given back in stretches of at most this many bytes.
 const STRETCH: u64 = 8 << 20;
 /// Free stretches shorter than this are not worth giving back.
 const WORTHWHILE: u64 = 1 << 20;
 
 /// Something to do, chosen under the lock and done without it.
 enum Work {
-    Touch(Extent),
     /// A free stretch without memory, taken from the free space.
     Commit(u64, u64),
     /// A committed stretch, taken from the free space.
@@ -93,12 +91,6 @@ impl Shared {
     }
 
     fn next_work(&self, state: &mut State, refused_at: Option<u64>) -> Option<Work> {
-        let untouched = state.untouched.iter().next();
-        if let Some((start, end)) = untouched {
-            let len = STRETCH.min(end - start);
-            state.untouched.remove(start, start + len);
-            return Some(Work::Touch(Extent { offset: start, len }));
-        }
         if state.ready(self.options.capacity) < self.ahead(state) {
             if refused_at == Some(state.blocks) {
                 return None;
@@ -146,11 +138,6 @@ impl Shared {
     /// Whether it worked.
     fn perform(&self, work: &Work) -> bool {
         match *work {
-            Work::Touch(extent) => {
-                self.mapping.populate(extent.offset, extent.len);
-                self.look_for_strays(extent.offset + extent.len);
-                true
-            }
             Work::Commit(start, end) => self.commit(vec![(start, end)], (start, end)).is_ok(),
             Work::Release(start, end) => shm::release(&self.fd, start, end - start).is_ok(),
         }
@@ -158,12 +145,12 @@ impl Shared {
 
     /// Gives back what was taken for the work, and records what it did.
     fn conclude(&self, state: &mut State, work: &Work, done: bool) {
-        let (Work::Commit(start, end) | Work::Release(start, end)) = *work else { return };
+        let (Work::Commit(start, end) | Work::Release(start, end)) = *work;
         state.in_work -= end - start;
         state.space.give(start, end - start);
         self.settled.notify_all();
         match work {
-            Work::Commit(..) if done => self.record(state, &[(start, end)], Touched::Not),
+            Work::Commit(..) if done => self.record(state, &[(start, end)]),
             Work::Release(..) if done => {
                 state.uncommitted.insert(start, end);
                 // Whoever touched it now would give it memory again.
@@ -171,7 +158,7 @@ impl Shared {
             }
             // Not again before more has rested.
             Work::Release(..) => state.surplus = 0,
-            Work::Commit(..) | Work::Touch(_) => {}
+            Work::Commit(..) => {}
         }
     }
 }

@@ -4,8 +4,8 @@
 //! ([`ArenaView`]). It is sparse: stretches are *committed* (given memory) before anyone may touch them, in large steps
 //! and ahead of use, so that running out of memory is an error of an allocation and never a SIGBUS. Large blocks may be
 //! allocated without, for whoever commits what it writes to ([`Commit::Later`]); then it is an error of that. Pages are locked
-//! where the process may. A thread of the arena's commits ahead, touches new pages (page faults are what makes fresh host
-//! memory slow), and gives free memory back to the machine when there is much of it.
+//! where the process may. A thread of the arena's commits ahead (fresh memory is slow to come by), and gives free memory back
+//! to the machine when there is much of it.
 //!
 //! The allocator's state lies in the client's private memory: a worker can't damage it. A [`Block`] frees its
 //! stretch when dropped; who lends a block to a worker keeps it until the worker returned the loan or is reaped.
@@ -29,7 +29,7 @@ use rustix::process::Resource;
 use super::machine;
 use super::message::Extent;
 use super::numa::{self, Numbers, Placement};
-use super::shm::{self, Mapping, PAGE};
+use super::shm::{self, HUGE_PAGE, Mapping, PAGE};
 use crate::abi::Status;
 use crate::sync::lock;
 
@@ -42,7 +42,7 @@ pub const ALIGNMENT: u64 = 64;
 /// Blocks of at least this many bytes start on a page, and go where there is memory already.
 pub const PAGE_ALIGNED_FROM: u64 = 64 << 10;
 /// Blocks that were allocated for later are committed in multiples of this.
-const COMMITTED_AT_ONCE: u64 = 256 << 10;
+const COMMITTED_AT_ONCE: u64 = HUGE_PAGE;
 /// Of the machine's memory, so much is left to others when the arena grows.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
 /// While memory that was promised is committed, what is left is looked up this often: no thread gets near as much in the
@@ -138,8 +138,6 @@ struct State {
     looked: Option<Instant>,
     /// Committed since [`Arena::take_newly_committed`].
     announce: RangeSet,
-    /// Committed and not touched by the keeper yet.
-    untouched: RangeSet,
     /// Watches what is ready.
     idle: Idle,
     /// So many bytes have lain idle for long and are to be given back.
@@ -219,7 +217,6 @@ impl Arena {
             pending: 0,
             looked: None,
             announce: RangeSet::default(),
-            untouched: RangeSet::default(),
             idle: Idle::new(options.rest),
             surplus: 0,
             stop: false,
@@ -444,8 +441,7 @@ impl Shared {
         }
     }
 
-    /// Gives a part of a stretch that its holder was promised memory for, touched by this thread; whether all of the stretch
-    /// has its memory now.
+    /// Gives a part of a stretch that its holder was promised memory for; whether all of the stretch has its memory now.
     fn keep_promise(&self, stretch: &Stretch, start: u64, end: u64) -> Result<bool, Status> {
         let mut state = self.lock();
         let missing = state.uncommitted.within(start, end);
@@ -456,7 +452,7 @@ impl Shared {
         }
         drop(state);
         let found = if must_look { look_for(0) } else { Ok(()) };
-        let commit = |(start, end): &(u64, u64)| self.mapping.commit_touched(&self.fd, *start, end - start);
+        let commit = |(start, end): &(u64, u64)| self.mapping.commit(&self.fd, *start, end - start);
         found.and_then(|()| missing.iter().try_for_each(commit)).map_err(|error| {
             let state = self.lock();
             self.refused(&state, stretch.len, &error)
@@ -464,7 +460,7 @@ impl Shared {
         self.look_for_strays(end);
         let mut state = self.lock();
         let before = state.uncommitted.total();
-        self.record(&mut state, &missing, Touched::Already);
+        self.record(&mut state, &missing);
         state.pending -= before - state.uncommitted.total();
         Ok(state.uncommitted.within(stretch.offset, stretch.offset + reserved(stretch.len)).is_empty())
     }
@@ -473,7 +469,7 @@ impl Shared {
     fn grow<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        mut missing: Vec<(u64, u64)>,
+        missing: Vec<(u64, u64)>,
         (start, end): (u64, u64),
     ) -> Grown<'a> {
         let (beyond, lacking) = state.behind(end, self.options.step);
@@ -482,11 +478,12 @@ impl Shared {
             state.in_work += beyond;
         }
         drop(state);
-        let needed = missing.clone();
-        missing.extend(lacking);
-        let committed = match self.commit(missing, (start, end + beyond)) {
+        // In one piece, for huge pages where the one goes over into the other.
+        let mut wanted = RangeSet::default();
+        missing.iter().chain(&lacking).for_each(|(start, end)| wanted.insert(*start, *end));
+        let committed = match self.commit(wanted.iter().collect(), (start, end + beyond)) {
             // The rest of the step was a wish only.
-            Err(_) if beyond > 0 => self.commit(needed, (start, end)),
+            Err(_) if beyond > 0 => self.commit(missing, (start, end)),
             result => result,
         };
         let mut state = self.lock();
@@ -497,7 +494,7 @@ impl Shared {
         }
         match committed {
             Ok(stretches) => {
-                self.record(&mut state, &stretches, Touched::Not);
+                self.record(&mut state, &stretches);
                 Ok(state)
             }
             Err(error) => Err((state, error)),
@@ -518,7 +515,9 @@ impl Shared {
             let own = stretches.iter().map(|(start, end)| ((*start).max(first), (*end).min(last)));
             self.release(&own.filter(|(start, end)| start < end).collect::<Vec<_>>());
         }
-        committed.map(|()| stretches)
+        committed?;
+        stretches.iter().for_each(|(_, end)| self.look_for_strays(*end));
+        Ok(stretches)
     }
 
     /// Takes back what memory uncommitted stretches may have, which the caller has taken from the free space: of what could
@@ -530,18 +529,13 @@ impl Shared {
         }
     }
 
-    fn record(&self, state: &mut State, stretches: &[(u64, u64)], touched: Touched) {
+    /// Notes that stretches have memory now.
+    fn record(&self, state: &mut State, stretches: &[(u64, u64)]) {
         for &(start, end) in stretches {
             for (start, end) in state.uncommitted.within(start, end) {
                 state.announce.insert(start, end);
-                if touched == Touched::Not {
-                    state.untouched.insert(start, end);
-                }
             }
             state.uncommitted.remove(start, end);
-        }
-        if state.untouched.total() > 0 {
-            self.work.notify_one();
         }
     }
 
@@ -609,13 +603,6 @@ impl Shared {
     fn too_little(&self, len: u64) -> Status {
         self.exhausted(&self.lock(), len)
     }
-}
-
-/// Whether memory was touched when it was committed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Touched {
-    Already,
-    Not,
 }
 
 /// The arena's lock, which was held before; with an error, where there is no memory.
@@ -771,7 +758,7 @@ impl Block {
         Some(Self { stretch: self.stretch.clone(), offset: self.offset + offset, len, start })
     }
 
-    /// Gives some of the block's bytes memory, where it is for [later](Commit::Later) and they have none yet, and touches them.
+    /// Gives some of the block's bytes memory, where it is for [later](Commit::Later) and they have none yet.
     /// From then on they can be written to, also by workers. Threads do this side by side.
     ///
     /// # Errors

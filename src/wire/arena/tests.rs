@@ -358,12 +358,23 @@ fn what_was_given_back_is_not_told_of() {
 }
 
 #[test]
-fn what_was_touched_when_it_was_committed_is_not_touched_again() {
+fn what_was_promised_is_told_of_once_it_is_there() {
     let arena = Arena::new(options(32 * MIB)).unwrap();
     let promised = arena.allocate_when(4 * MIB, Commit::Later).unwrap();
     promised.commit(0, 4 * MIB).unwrap();
-    assert_eq!(arena.shared.lock().untouched.total(), 0);
     assert_eq!(arena.take_newly_committed(), [Extent { offset: 0, len: 4 * MIB }]);
+}
+
+#[test]
+fn memory_lies_in_huge_pages() {
+    let arena = Arena::new(ArenaOptions { step: 4 * MIB, ..options(32 * MIB) }).unwrap();
+    let now = arena.allocate(3 * MIB).unwrap();
+    let later = arena.allocate_when(8 * MIB, Commit::Later).unwrap();
+    // One huge page holds the end of the one and the start of the other: it came with the first, as the rest of a step.
+    assert_eq!((now.extent().offset, later.extent().offset), (0, 3 * MIB));
+    later.commit(2 * MIB + 5, 1).unwrap();
+    assert_eq!(arena.stats().committed, 6 * MIB);
+    assert_eq!(arena.shared.mapping.in_huge_pages(), if shm::has_huge_pages() { 6 * MIB } else { 0 });
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! NUMA: which nodes have memory for this process, and on which of them memory that processes share is to lie.
 //!
 //! The pages of a memfd are allocated by the policy of the file, in whatever process and however they come to be
-//! (`fallocate` included), and `mbind` on a shared mapping sets that policy. The one used here is interleaving, be it over
-//! one node: where the nodes are full, the kernel takes memory of others. Bound to full nodes, it would kill a process.
+//! (`fallocate` included; a huge page goes where the page went that it was begun with), and `mbind` on a shared mapping sets
+//! that policy. The one used here is interleaving, be it over one node: where the nodes are full, the kernel takes memory of
+//! others. Bound to full nodes, it would kill a process.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -358,8 +359,8 @@ mod tests {
         let (fd, mapping) = mapping();
         assert_eq!(place(&mapping, &Placement::Over(numbers(&[0]))).unwrap(), Some(numbers(&[0])));
         let before = hits();
-        // On another thread, as the arena does it: the policy isn't the thread's.
-        std::thread::scope(|scope| scope.spawn(|| shm::commit(&fd, 0, 64 * PAGE)).join().unwrap()).unwrap();
+        // On another thread: the policy isn't the thread's.
+        std::thread::scope(|scope| scope.spawn(|| mapping.commit(&fd, 0, 64 * PAGE)).join().unwrap()).unwrap();
         assert!(hits() >= before + 64, "interleaved pages: {before} before, {} after", hits());
         let [zero, one] = [numbers(&[0]), numbers(&[1])];
         assert_eq!((elsewhere(mapping.address(), &zero), elsewhere(mapping.address(), &one)), (None, Some(0)));

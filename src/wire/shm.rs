@@ -7,11 +7,15 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
+
+use crate::sync::lock;
 
 /// The kernel's page size on every machine Mainstay runs on is a divisor of this; offsets into a mapping that are
 /// handed to the kernel are multiples of it.
@@ -20,6 +24,10 @@ pub const PAGE: u64 = 4096;
 pub const HUGE_PAGE: u64 = 2 << 20;
 /// The kernel is asked for huge pages of so many bytes at a time.
 const AT_ONCE: u64 = 16 * HUGE_PAGE;
+/// And not for so long after it refused.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// When it did last.
+static REFUSED: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// Creates a memfd of `len` bytes, sparse, with its size sealed. `name` shows up in `/proc/<pid>/maps`.
 ///
@@ -160,10 +168,21 @@ impl Mapping {
     /// As [`commit`].
     pub fn commit(&self, fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
         let (start, end) = (offset.next_multiple_of(HUGE_PAGE), (offset + len) / HUGE_PAGE * HUGE_PAGE);
-        // Where one isn't to be had, neither is the next, more often than not; and asking takes long then.
-        let _ = (start..end)
-            .step_by(AT_ONCE as usize)
-            .try_for_each(|start| self.commit_huge_pages(start, AT_ONCE.min(end - start)));
+        for start in (start..end).step_by(AT_ONCE as usize) {
+            // Where one isn't to be had, neither is the next, more often than not; and asking takes long then.
+            let refused = *lock(&REFUSED);
+            if refused.is_some_and(|when| when.elapsed() < ASK_AGAIN) {
+                break;
+            }
+            match self.commit_huge_pages(start, AT_ONCE.min(end - start)) {
+                // Some of them, whose page was in somebody's hands at the moment.
+                Ok(()) | Err(Errno::AGAIN) => {}
+                Err(error) => {
+                    tracing::debug!(%error, "the kernel has no huge pages for shared memory");
+                    *lock(&REFUSED) = Some(Instant::now());
+                }
+            }
+        }
         match self.advise(offset, len, Advice::LinuxPopulateWrite) {
             // A kernel before 5.14.
             Err(Errno::INVAL) => commit(fd, offset, len),
@@ -176,8 +195,8 @@ impl Mapping {
     /// Has huge pages in a stretch of whole ones, with what is there.
     fn commit_huge_pages(&self, start: u64, len: u64) -> rustix::io::Result<()> {
         // The kernel puts pages that exist together, one at least, whatever it was told to do about shared memory of its own
-        // accord (`shmem_enabled`; Linux 6.1). It takes the memory of that page's node. So that huge pages take turns where
-        // nodes do for pages, each is begun nine pages further in: at every 521st page of the memfd, a prime.
+        // accord (`shmem_enabled`; Linux 6.1). It takes memory of that page's node. So that huge pages take turns where nodes do
+        // for pages, each is begun with a page further in than the one before: 521 pages, a prime, lie between them.
         for start in (start..start + len).step_by(HUGE_PAGE as usize) {
             let page = start / HUGE_PAGE * 9 * PAGE % HUGE_PAGE;
             self.advise(start + page, PAGE, Advice::LinuxPopulateWrite)?;
@@ -267,10 +286,18 @@ impl Drop for Mapping {
 impl Mapping {
     /// Bytes that lie in huge pages of this process, as the kernel tells.
     pub fn in_huge_pages(&self) -> u64 {
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let own = maps.split_once(&format!("\n{:x}-", self.address())).unwrap().1;
-        let line = own.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:")).unwrap();
-        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+        let own = self.address()..self.address() + self.len();
+        let (mut is_own, mut bytes) = (false, 0);
+        for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+            if let Some((Ok(start), _)) =
+                line.split_once('-').map(|(start, rest)| (usize::from_str_radix(start, 16), rest))
+            {
+                is_own = own.contains(&start);
+            } else if let Some(size) = line.strip_prefix("ShmemPmdMapped:").filter(|_| is_own) {
+                bytes += size.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024;
+            }
+        }
+        bytes
     }
 }
 

@@ -6,12 +6,18 @@ use std::time::Instant;
 
 use super::{Next, Shared, State};
 use crate::wire::machine;
-use crate::wire::shm::{self, PAGE};
+use crate::wire::shm::{self, HUGE_PAGE, PAGE};
 
 /// Free memory is given back in stretches of at most this many bytes.
 const STRETCH: u64 = 8 << 20;
 /// Free stretches shorter than this are not worth giving back.
 const WORTHWHILE: u64 = 1 << 20;
+
+/// The last border of pages up to `end`, of huge ones if there is one behind `start`.
+fn border(end: u64, start: u64) -> u64 {
+    let huge = end / HUGE_PAGE * HUGE_PAGE;
+    if huge > start { huge } else { end / PAGE * PAGE }
+}
 
 /// Something to do, chosen under the lock and done without it.
 enum Work {
@@ -114,7 +120,7 @@ impl Shared {
     fn stretch_to_commit(&self, state: &State) -> Option<(u64, u64)> {
         state.uncommitted.iter().find_map(|(start, end)| {
             let free = state.space.free_from(start).min(end - start).min(self.options.step);
-            (free >= PAGE).then(|| (start, start + free - free % PAGE))
+            (free >= PAGE).then(|| (start, border(start + free, start)))
         })
     }
 
@@ -131,6 +137,8 @@ impl Shared {
             }
             let begin = state.uncommitted.within(first, end).last().map_or(first, |(_, b)| *b);
             let begin = begin.max(end.saturating_sub(excess.next_multiple_of(PAGE).min(STRETCH)));
+            let whole = begin.next_multiple_of(HUGE_PAGE);
+            let begin = if whole < end { whole } else { begin };
             (end > begin).then_some((begin, end))
         })
     }

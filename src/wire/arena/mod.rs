@@ -45,9 +45,11 @@ pub const PAGE_ALIGNED_FROM: u64 = 64 << 10;
 const COMMITTED_AT_ONCE: u64 = HUGE_PAGE;
 /// Of the machine's memory, so much is left to others when the arena grows.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
-/// While memory that was promised is committed, what is left is looked up this often: no thread gets near as much in the
-/// meantime.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// While memory that was promised is committed, what is left is looked up after so many bytes of it: all threads together get
+/// less than what is left to others before the next look.
+const LOOK_AGAIN: u64 = 32 << 20;
+/// And after this long, for what others take.
+const LOOK_LATER: Duration = Duration::from_millis(10);
 
 /// What an arena is to be. Sizes in bytes.
 #[derive(Clone, Debug)]
@@ -69,7 +71,8 @@ pub struct ArenaOptions {
 impl ArenaOptions {
     /// Usual for a budget.
     pub fn new(capacity: u64) -> Self {
-        let step = (capacity / 16).clamp(PAGE, 64 << 20).next_multiple_of(PAGE);
+        let step = (capacity / 16).clamp(PAGE, 64 << 20);
+        let step = step.next_multiple_of(if step > HUGE_PAGE { HUGE_PAGE } else { PAGE });
         let (slack, rest) = ((capacity / 4).max(1 << 30), Duration::from_secs(5));
         Self { capacity, step, ahead: step, slack, rest, placement: Placement::Auto }
     }
@@ -109,7 +112,7 @@ struct Shared {
     state: Mutex<State>,
     /// Told when the keeper has something to do.
     work: Condvar,
-    /// Told when less is in work.
+    /// Told when less is in work, or in commit.
     settled: Condvar,
     /// Whether memory was seen on other nodes than it was to lie on.
     has_strayed: AtomicBool,
@@ -134,8 +137,11 @@ struct State {
     lenience: u64,
     /// Of what blocks hold, so many bytes have no memory yet.
     pending: u64,
-    /// When it was looked up last whether the machine has memory for them.
+    /// Of these a thread is at getting memory for.
+    in_commit: RangeSet,
+    /// When it was looked up last whether the machine has memory for them, and how much was committed since.
     looked: Option<Instant>,
+    unlooked: u64,
     /// Committed since [`Arena::take_newly_committed`].
     announce: RangeSet,
     /// Watches what is ready.
@@ -168,12 +174,19 @@ impl State {
         Some(start)
     }
 
-    /// What lies free behind `end` up to the next step: how many bytes, and which pages of them lack memory. One that ends
-    /// them may be the next block's as well, and has it then.
-    fn behind(&self, end: u64, step: u64) -> (u64, Vec<(u64, u64)>) {
-        let bytes = self.space.free_from(end).min(end.next_multiple_of(step) - end);
-        let (first, last) = (end.next_multiple_of(PAGE), (end + bytes).next_multiple_of(PAGE));
-        (bytes, if first < last { self.uncommitted.within(first, last) } else { Vec::new() })
+    /// How many bytes lie free behind `end` up to the next step.
+    fn behind(&self, end: u64, step: u64) -> u64 {
+        self.space.free_from(end).min(end.next_multiple_of(step) - end)
+    }
+
+    /// Which pages lack memory, of those that a stretch lies in. The first and the last may be another's as well.
+    fn lacking(&self, (start, end): (u64, u64)) -> Vec<(u64, u64)> {
+        self.uncommitted.within(start - start % PAGE, end.next_multiple_of(PAGE))
+    }
+
+    /// Whether no memory is to come any more for a stretch that is taken.
+    fn has_all(&self, stretch: &Stretch) -> bool {
+        self.uncommitted.within(stretch.offset, stretch.offset + reserved(stretch.len)).is_empty()
     }
 
     /// Committed bytes that no block holds.
@@ -215,7 +228,9 @@ impl Arena {
             claimed_used: 0,
             lenience: 0,
             pending: 0,
+            in_commit: RangeSet::default(),
             looked: None,
+            unlooked: 0,
             announce: RangeSet::default(),
             idle: Idle::new(options.rest),
             surplus: 0,
@@ -307,7 +322,7 @@ impl Arena {
         Claim { arena: self.clone(), bytes }
     }
 
-    /// Keeps so many bytes ready for use, committed and touched, for as long as the result lives and the budget has them:
+    /// Keeps so many bytes ready for use for as long as the result lives and the budget has them:
     /// for whoever knows what will be asked for next.
     pub fn expect(self: &Arc<Self>, bytes: u64) -> Expectation {
         let expectation = Expectation { arena: self.clone(), bytes, is_suspended: AtomicBool::new(false) };
@@ -400,8 +415,7 @@ impl Shared {
                 None => return Err(self.exhausted(&state, len)),
             }
         };
-        let (start, end) = (offset - offset % PAGE, (offset + size).next_multiple_of(PAGE));
-        let missing = state.uncommitted.within(start, end);
+        let missing = state.lacking((offset, offset + size));
         // A page of a smaller one may be another's as well.
         let is_fresh = commit == Commit::Later && len >= PAGE_ALIGNED_FROM && !missing.is_empty();
         if !missing.is_empty() {
@@ -444,25 +458,36 @@ impl Shared {
     /// Gives a part of a stretch that its holder was promised memory for; whether all of the stretch has its memory now.
     fn keep_promise(&self, stretch: &Stretch, start: u64, end: u64) -> Result<bool, Status> {
         let mut state = self.lock();
+        // What another thread is at is soon there.
+        while !state.in_commit.within(start, end).is_empty() {
+            state = self.settled.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
         let missing = state.uncommitted.within(start, end);
+        if missing.is_empty() {
+            return Ok(state.has_all(stretch));
+        }
+        state.in_commit.insert(start, end);
         // Others may have taken meanwhile what was found for the promise.
-        let must_look = state.looked.is_none_or(|then| then.elapsed() >= LOOK_AGAIN);
+        state.unlooked += total(&missing);
+        let must_look = state.unlooked > LOOK_AGAIN || state.looked.is_none_or(|then| then.elapsed() >= LOOK_LATER);
         if must_look {
-            state.looked = Some(Instant::now());
+            (state.looked, state.unlooked) = (Some(Instant::now()), 0);
         }
         drop(state);
-        let found = if must_look { look_for(0) } else { Ok(()) };
+        let found = if must_look { look_for(total(&missing)) } else { Ok(()) };
         let commit = |(start, end): &(u64, u64)| self.mapping.commit(&self.fd, *start, end - start);
-        found.and_then(|()| missing.iter().try_for_each(commit)).map_err(|error| {
-            let state = self.lock();
-            self.refused(&state, stretch.len, &error)
-        })?;
-        self.look_for_strays(end);
+        let committed = found.and_then(|()| missing.iter().try_for_each(commit));
         let mut state = self.lock();
+        state.in_commit.remove(start, end);
+        self.settled.notify_all();
+        committed.map_err(|error| self.refused(&state, stretch.len, &error))?;
         let before = state.uncommitted.total();
         self.record(&mut state, &missing);
         state.pending -= before - state.uncommitted.total();
-        Ok(state.uncommitted.within(stretch.offset, stretch.offset + reserved(stretch.len)).is_empty())
+        let has_all = state.has_all(stretch);
+        drop(state);
+        self.look_for_strays(end);
+        Ok(has_all)
     }
 
     /// Commits the `missing` parts of a stretch that the caller has taken, and what lies free behind it up to the next step.
@@ -472,16 +497,15 @@ impl Shared {
         missing: Vec<(u64, u64)>,
         (start, end): (u64, u64),
     ) -> Grown<'a> {
-        let (beyond, lacking) = state.behind(end, self.options.step);
+        let beyond = state.behind(end, self.options.step);
+        let holds = (start, end + beyond);
         if beyond > 0 {
             state.space.take_at(end, beyond);
             state.in_work += beyond;
         }
+        let wanted = state.lacking(holds);
         drop(state);
-        // In one piece, for huge pages where the one goes over into the other.
-        let mut wanted = RangeSet::default();
-        missing.iter().chain(&lacking).for_each(|(start, end)| wanted.insert(*start, *end));
-        let committed = match self.commit(wanted.iter().collect(), (start, end + beyond)) {
+        let committed = match self.commit(wanted, holds) {
             // The rest of the step was a wish only.
             Err(_) if beyond > 0 => self.commit(missing, (start, end)),
             result => result,
@@ -615,7 +639,8 @@ fn lock_pages(mapping: &Mapping) {
     if mapping.lock(0, all) {
         return;
     }
-    let half = (rustix::process::getrlimit(Resource::Memlock).current.unwrap_or(0) / 2).min(all) / PAGE * PAGE;
+    let half =
+        (rustix::process::getrlimit(Resource::Memlock).current.unwrap_or(0) / 2).min(all) / HUGE_PAGE * HUGE_PAGE;
     let locked = if half > 0 && mapping.lock(0, half) { half } else { 0 };
     tracing::debug!(locked, all, "not all of the host memory is locked: this process may not (ulimit -l)");
 }

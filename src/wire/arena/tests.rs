@@ -289,10 +289,10 @@ fn what_has_memory_is_not_committed_again() {
     drop(first);
     // Their page is the other block's.
     let step = arena.shared.options.step;
-    assert_eq!(arena.shared.lock().behind(0, step), (0, vec![]));
-    assert_eq!(arena.shared.lock().behind(ALIGNMENT, step), (PAGE - 2 * ALIGNMENT, vec![]));
-    let (free, lacking) = arena.shared.lock().behind(PAGE, MIB);
-    assert_eq!((free, lacking), (MIB - PAGE, vec![(step, MIB)]));
+    let state = arena.shared.lock();
+    assert_eq!((state.behind(0, step), state.lacking((0, PAGE))), (0, vec![]));
+    assert_eq!(state.behind(ALIGNMENT, step), PAGE - 2 * ALIGNMENT);
+    assert_eq!((state.behind(PAGE, MIB), state.lacking((ALIGNMENT, MIB))), (MIB - PAGE, vec![(step, MIB)]));
 }
 
 #[test]

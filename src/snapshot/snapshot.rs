@@ -1,5 +1,6 @@
 //! One snapshot: what it holds, how far it is, and its values once it is whole.
 
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -208,9 +209,11 @@ impl Snapshot {
             Ok(())
         };
         std::thread::scope(|scope| {
-            let others: Vec<_> = (1..helpers::count()).map(|_| scope.spawn(check)).collect();
+            // Without a thread for it, this one checks all.
+            let spawn = |_| std::thread::Builder::new().name("mainstay-verify".into()).spawn_scoped(scope, check).ok();
+            let others: Vec<_> = (1..helpers::count()).filter_map(spawn).collect();
             let mine = check();
-            let joined = others.into_iter().map(|other| other.join().unwrap_or(Ok(())));
+            let joined = others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
             joined.fold(mine, Result::and)
         })
     }

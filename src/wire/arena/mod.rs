@@ -45,6 +45,8 @@ pub const PAGE_ALIGNED_FROM: u64 = 64 << 10;
 const COMMITTED_AT_ONCE: u64 = HUGE_PAGE;
 /// Of the machine's memory, so much is left to others when the arena grows.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
+/// No more than this part of the machine's memory is kept for good where it is free.
+const KEPT_OF_MACHINE: u64 = 8;
 /// While memory that was promised is committed, what is left is looked up after so many bytes of it: all threads together get
 /// less than what is left to others before the next look.
 const LOOK_AGAIN: u64 = 32 << 20;
@@ -73,7 +75,8 @@ impl ArenaOptions {
     pub fn new(capacity: u64) -> Self {
         let step = (capacity / 16).clamp(PAGE, 64 << 20);
         let step = step.next_multiple_of(if step > HUGE_PAGE { HUGE_PAGE } else { PAGE });
-        let (slack, rest) = ((capacity / 4).max(1 << 30), Duration::from_secs(5));
+        let most = machine::memory().map_or(u64::MAX, |memory| memory.total / KEPT_OF_MACHINE);
+        let (slack, rest) = ((capacity / 4).max(1 << 30).min(most), Duration::from_secs(5));
         Self { capacity, step, ahead: step, slack, rest, placement: Placement::Auto }
     }
 }

@@ -378,6 +378,13 @@ fn memory_lies_in_huge_pages() {
 }
 
 #[test]
+fn free_memory_of_a_large_arena_is_not_kept_for_good() {
+    let slack = |capacity| ArenaOptions::new(capacity).slack;
+    let most = machine::memory().unwrap().total / 8;
+    assert_eq!((slack(MIB), slack(u64::MAX / 2)), ((1 << 30).min(most), most));
+}
+
+#[test]
 fn more_than_there_is_is_not_promised() {
     let memory = machine::memory().unwrap();
     let half = memory.available / 2 / PAGE * PAGE;

@@ -146,7 +146,7 @@ impl Shared {
     /// Whether it worked.
     fn perform(&self, work: &Work) -> bool {
         match *work {
-            Work::Commit(start, end) => self.commit(vec![(start, end)], (start, end)).is_ok(),
+            Work::Commit(start, end) => self.commit(&[(start, end)], (start, end)).is_ok(),
             Work::Release(start, end) => shm::release(&self.fd, start, end - start).is_ok(),
         }
     }

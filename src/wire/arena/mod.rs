@@ -189,7 +189,7 @@ impl State {
 
     /// Whether no memory is to come any more for a stretch that is taken.
     fn has_all(&self, stretch: &Stretch) -> bool {
-        self.uncommitted.within(stretch.offset, stretch.offset + reserved(stretch.len)).is_empty()
+        self.lacking((stretch.offset, stretch.offset + stretch.len)).is_empty()
     }
 
     /// Committed bytes that no block holds.
@@ -465,7 +465,7 @@ impl Shared {
         while !state.in_commit.within(start, end).is_empty() {
             state = self.settled.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let missing = state.uncommitted.within(start, end);
+        let missing = state.lacking((start, end));
         if missing.is_empty() {
             return Ok(state.has_all(stretch));
         }
@@ -506,13 +506,14 @@ impl Shared {
             state.space.take_at(end, beyond);
             state.in_work += beyond;
         }
-        let wanted = state.lacking(holds);
+        let mut stretches = state.lacking(holds);
         drop(state);
-        let committed = match self.commit(wanted, holds) {
+        let mut committed = self.commit(&stretches, holds);
+        if committed.is_err() && beyond > 0 {
             // The rest of the step was a wish only.
-            Err(_) if beyond > 0 => self.commit(missing, (start, end)),
-            result => result,
-        };
+            stretches = missing;
+            committed = self.commit(&stretches, (start, end));
+        }
         let mut state = self.lock();
         if beyond > 0 {
             state.in_work -= beyond;
@@ -520,7 +521,7 @@ impl Shared {
             self.settled.notify_all();
         }
         match committed {
-            Ok(stretches) => {
+            Ok(()) => {
                 self.record(&mut state, &stretches);
                 Ok(state)
             }
@@ -530,10 +531,9 @@ impl Shared {
 
     /// Gives stretches memory, all pages of what the caller `holds`: has taken from the free space. Not under the lock: it
     /// takes long.
-    fn commit(&self, stretches: Vec<(u64, u64)>, holds: (u64, u64)) -> io::Result<Vec<(u64, u64)>> {
-        let stretches: Vec<_> = stretches.into_iter().filter(|(start, end)| start < end).collect();
+    fn commit(&self, stretches: &[(u64, u64)], holds: (u64, u64)) -> io::Result<()> {
         let promised = self.lock().pending;
-        look_for(promised.saturating_add(total(&stretches)))?;
+        look_for(promised.saturating_add(total(stretches)))?;
         let committed =
             stretches.iter().try_for_each(|(start, end)| self.mapping.commit(&self.fd, *start, end - start));
         if committed.is_err() {
@@ -544,7 +544,7 @@ impl Shared {
         }
         committed?;
         stretches.iter().for_each(|(_, end)| self.look_for_strays(*end));
-        Ok(stretches)
+        Ok(())
     }
 
     /// Takes back what memory uncommitted stretches may have, which the caller has taken from the free space: of what could
@@ -581,7 +581,7 @@ impl Shared {
         let (start, len) = (stretch.offset, reserved(stretch.len));
         let mut missing = Vec::new();
         if stretch.is_fresh.load(Ordering::Acquire) {
-            missing = self.lock().uncommitted.within(start, start + len);
+            missing = self.lock().lacking((start, start + len));
             self.release(&missing);
         }
         self.change(|state| {

@@ -192,7 +192,8 @@ impl Heap {
         let had_memory = before - now;
         let missing = len - had_memory;
         if missing >= COMMITTED_AHEAD {
-            if machine::memory().is_some_and(|memory| memory.spare() < missing) {
+            // What the machine has left is looked up only where something can be given back.
+            if now > self.slack && machine::memory().is_some_and(|memory| memory.spare() < missing) {
                 self.give_back(u64::MAX);
             }
             self.commit(offset, len);
